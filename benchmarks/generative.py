@@ -26,13 +26,13 @@ def main(options: harness.Options) -> None:
 
 
 def _measure(options: harness.Options, model: str, data: setting.Dataset) -> None:
-  shape = data.images.shape[1:]
+  shape = data.samples.shape[1:]
   client = gl.ClientSettings().client(gl.models.create(model, 10), 10)
   variables = client.model.init(jax.random.key(0), shape)
   attack = gl.attacks.ggl(steps=options.steps, population=POPULATION, width=WIDTH)(client)
   weights = gan.Generator(tuple(shape), WIDTH).init(jax.random.key(1), jnp.zeros((1, gan.LATENT)))['params']
-  labels = jax.nn.one_hot(data.labels[: options.trials] % 10, 10).reshape(-1, 1, 10)
-  images = jnp.asarray(data.images[: options.trials]).reshape(-1, 1, *shape)
+  labels = jax.nn.one_hot(data.targets[: options.trials] % 10, 10).reshape(-1, 1, 10)
+  images = jnp.asarray(data.samples[: options.trials]).reshape(-1, 1, *shape)
   send = jax.jit(jax.vmap(lambda image, label: client.local_update(None, variables, image, label).update))
   updates = send(images, labels)
 

@@ -21,10 +21,10 @@ COLUMNS = [
 def main(options: harness.Options) -> None:
   """Measures the gradient of the squared delta on one image, and prints two rows per number of local steps."""
   images = setting.load(options.dataset, options.data_dir, 1)
-  image, label = jnp.asarray(images.images[:1]), jax.nn.one_hot(images.labels[:1] % 10, 10)
+  image, label = jnp.asarray(images.samples[:1]), jax.nn.one_hot(images.targets[:1] % 10, 10)
   for model in options.listed_models():
     client = gl.ClientSettings(share='delta', learning_rate=0.01).client(gl.models.create(model, 10), 10)
-    variables = client.model.init(jax.random.key(0), images.images.shape[1:])
+    variables = client.model.init(jax.random.key(0), images.samples.shape[1:])
     for count in options.listed_sizes('4,16,64,256'):
       variants = []
       for name, remat in FORMS.items():

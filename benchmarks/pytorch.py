@@ -98,13 +98,13 @@ def settings(method: AttackMethod, steps: int) -> Settings:
   return Settings(steps, written.get('learning_rate', 0.1), written.get('tv', 1e-4))
 
 
-def network(spec: str, num_classes: int, image_shape: tuple[int, ...]) -> Any:
+def network(spec: str, num_classes: int, sample_shape: tuple[int, ...]) -> Any:
   """Returns the PyTorch module of one of our models, its layers in the order in which ours are called.
 
   Args:
     spec: as `models.create` takes it: mlp, lenet, lenet4, convnet or resnet18, with settings.
     num_classes: number of logits.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     Unavailable: for another model, or a setting that the loop does not have.
@@ -112,7 +112,7 @@ def network(spec: str, num_classes: int, image_shape: tuple[int, ...]) -> Any:
   (name, written), *wrappers = grammar.parse_chain(spec, 'model')
   if name not in _NETWORKS or not {key for key, _ in written} <= {_NETWORKS[name][1]} or wrappers:
     raise Unavailable(f'the loop has no {spec}')
-  module = _NETWORKS[name][0](torch().nn, num_classes, image_shape, **dict(written))
+  module = _NETWORKS[name][0](torch().nn, num_classes, sample_shape, **dict(written))
   return module.train()  # BatchNorm on the statistics of the batch, as at the client
 
 
@@ -127,16 +127,16 @@ def _activation(nn, name):
   }[name]()
 
 
-def _mlp(nn, num_classes, image_shape, activation='relu'):
-  sizes = (math.prod(image_shape), 128, 128, 64, num_classes)
+def _mlp(nn, num_classes, sample_shape, activation='relu'):
+  sizes = (math.prod(sample_shape), 128, 128, 64, num_classes)
   dense = [nn.Linear(*pair) for pair in itertools.pairwise(sizes)]
   return nn.Sequential(
     nn.Flatten(), dense[0], _activation(nn, activation), dense[1], nn.ReLU(), dense[2], nn.ReLU(), dense[3]
   )
 
 
-def _lenet(nn, num_classes, image_shape, activation='sigmoid', strides=(2, 2, 1)):
-  height, width, channels = image_shape
+def _lenet(nn, num_classes, sample_shape, activation='sigmoid', strides=(2, 2, 1)):
+  height, width, channels = sample_shape
   layers = []
   for stride in strides:
     layers += [nn.Conv2d(channels, 12, 5, stride, padding=2), _activation(nn, activation)]
@@ -144,16 +144,16 @@ def _lenet(nn, num_classes, image_shape, activation='sigmoid', strides=(2, 2, 1)
   return nn.Sequential(*layers, nn.Flatten(), nn.Linear(height * width * channels, num_classes))
 
 
-def _lenet4(nn, num_classes, image_shape, activation='sigmoid'):
-  return _lenet(nn, num_classes, image_shape, activation, (2, 2, 1, 1))
+def _lenet4(nn, num_classes, sample_shape, activation='sigmoid'):
+  return _lenet(nn, num_classes, sample_shape, activation, (2, 2, 1, 1))
 
 
 def _norm(nn, features):
   return nn.BatchNorm2d(features, track_running_stats=False)
 
 
-def _convnet(nn, num_classes, image_shape, width=64):
-  height, columns, channels = image_shape
+def _convnet(nn, num_classes, sample_shape, width=64):
+  height, columns, channels = sample_shape
   layers = []
   for block in ((1, 2, 2, 4, 4, 4), (4, 4)):
     for features in (factor * width for factor in block):
@@ -164,7 +164,7 @@ def _convnet(nn, num_classes, image_shape, width=64):
   return nn.Sequential(*layers, nn.Flatten(), nn.Linear(height * columns * channels, num_classes))
 
 
-def _resnet18(nn, num_classes, image_shape, width=64):
+def _resnet18(nn, num_classes, sample_shape, width=64):
   def conv(inputs, outputs, size, stride):
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
@@ -180,7 +180,7 @@ def _resnet18(nn, num_classes, image_shape, width=64):
       return nn.functional.relu(self.long(x) + self.short(x))
 
   channels = width
-  layers = [conv(image_shape[-1], width, 3, 1), _norm(nn, width), nn.ReLU()]
+  layers = [conv(sample_shape[-1], width, 3, 1), _norm(nn, width), nn.ReLU()]
   for stage in range(4):
     for block in range(2):
       layers.append(Block(channels, width * 2**stage, 2 if stage and not block else 1))
@@ -198,19 +198,19 @@ _NETWORKS = {
 }
 
 
-def arrays(module: Any, model: Model, tree: Tree, image_shape: tuple[int, ...]) -> list[np.ndarray]:
+def arrays(module: Any, model: Model, tree: Tree, sample_shape: tuple[int, ...]) -> list[np.ndarray]:
   """Returns the leaves of a tree shaped like our parameters as PyTorch lays them out, in its order of parameters.
 
   Args:
     module: the model's `network`.
     model: our `Model`.
     tree: parameters, or a gradient.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
   """
   nn = torch().nn
-  ours = dict.fromkeys(path[:-1] for layer in model.layers(image_shape) for path in layer.paths)
+  ours = dict.fromkeys(path[:-1] for layer in model.layers(sample_shape) for path in layer.paths)
   theirs = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear | nn.BatchNorm2d)]
-  converted, channels = [], image_shape[-1]
+  converted, channels = [], sample_shape[-1]
   for part, path in zip(theirs, ours, strict=True):
     own = {name: np.asarray(value) for name, value in trees.get(tree, path).items()}
     weight = own.get('kernel', own.get('scale'))
@@ -318,11 +318,11 @@ def quickest_threads(once: Callable[[], Any]) -> int:
   return best
 
 
-def prepare(spec: str, model: Model, variables: dict, image_shape: tuple[int, ...], num_classes: int) -> Any:
+def prepare(spec: str, model: Model, variables: dict, sample_shape: tuple[int, ...], num_classes: int) -> Any:
   """Returns the network with our weights, on the loop's device.
 
   Raises:
     Unavailable: without PyTorch, or for a model that the loop does not have.
   """
-  module = network(spec, num_classes, image_shape)
-  return load(module, arrays(module, model, variables['params'], image_shape)).to(device())
+  module = network(spec, num_classes, sample_shape)
+  return load(module, arrays(module, model, variables['params'], sample_shape)).to(device())

@@ -72,12 +72,12 @@ def _variant(options: harness.Options, name: str, some: setting.Setting, devices
 
 def _compares_products(some: setting.Setting) -> bool:
   """Returns whether the attack leaves wide layers' gradients unmultiplied (`attacks.matching.ghost`)."""
-  images = jnp.asarray(some.scenario.images[:1])
+  images = jnp.asarray(some.scenario.samples[:1])
   attack = some.method(some.scenario.client)
   matching = getattr(attack.init, '__self__', None)
   if not isinstance(matching, Matching):
     return False
-  labels = jax.nn.one_hot(jnp.asarray(some.scenario.labels[:1]), some.scenario.client.num_classes)
+  labels = jax.nn.one_hot(jnp.asarray(some.scenario.targets[:1]), some.scenario.client.num_classes)
   update = some.scenario.variables['params']
   observation = gl.Observation(some.scenario.variables, update, labels, gl.Knowledge(), images.shape, labels.shape[1])
   return matching.by_products(observation, images, labels)
@@ -121,7 +121,7 @@ def step_flops(some: setting.Setting) -> int:
   """
   scenario = some.scenario
   variables = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), scenario.variables)
-  image = jax.ShapeDtypeStruct((1, *scenario.images.shape[1:]), jnp.float32)
+  image = jax.ShapeDtypeStruct((1, *scenario.samples.shape[1:]), jnp.float32)
   model = gl.models.create(some.spec, scenario.client.num_classes, conv='native')
   first, *others = _products(jax.make_jaxpr(lambda v, x: model.apply(v, x, True))(variables, image).jaxpr)
   return 5 * first + 7 * sum(others)

@@ -93,11 +93,11 @@ def main(options: harness.Options) -> None:
   for panel in panels:
     limit = {'limit': TUNED + trials, 'image_size': panel.size, 'channels': 3}
     images = gl.data.load(dataset, 'test', data_dir=options.data_dir, **limit)
-    if len(images.images) < TUNED + trials:
-      raise errors.UsageError(f'{dataset} has {len(images.images)} images, {TUNED + trials} are needed')
+    if len(images.samples) < TUNED + trials:
+      raise errors.UsageError(f'{dataset} has {len(images.samples)} images, {TUNED + trials} are needed')
     about = f'{dataset}, {trials} images, {harness.hardware()}'
     print(f'{panel}; {about}; load average {harness.load_average()}', flush=True)
-    attacked = images._replace(images=images.images[TUNED:], labels=images.labels[TUNED:])
+    attacked = images._replace(samples=images.samples[TUNED:], targets=images.targets[TUNED:])
     given = {'init': panel.init, 'batch_norm': panel.batch_norm}
     curves = [
       follow(setting.make(panel.model, attack, None, attacked, trials, **given))

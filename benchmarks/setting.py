@@ -53,7 +53,7 @@ class Setting(NamedTuple):
 
   def truth(self) -> np.ndarray:
     """Returns the private image of each trial, [trials, H, W, C]."""
-    return self.scenario.images[np.asarray(self.lanes['image'])]
+    return self.scenario.samples[np.asarray(self.lanes['image'])]
 
   def psnr(self, images: Any) -> float:
     """Returns the median PSNR in dB of the first trials' reconstructions [n, H, W, C]."""
@@ -93,8 +93,8 @@ def make(
   """
   scenario = gl.scenario(
     gl.models.create(spec, dataset.num_classes, conv=formulation, init=init),
-    dataset.images,
-    dataset.labels,
+    dataset.samples,
+    dataset.targets,
     key=jax.random.key(0),
     num_classes=dataset.num_classes,
     batch_norm=batch_norm,
@@ -102,7 +102,7 @@ def make(
   method, client = registry.attack(attack), scenario.client
   if steps is not None and 'steps' not in method.given:
     method = method.changed(steps=steps)
-  images, labels = jax.numpy.asarray(scenario.images), jax.nn.one_hot(scenario.labels, client.num_classes)
+  images, labels = jax.numpy.asarray(scenario.samples), jax.nn.one_hot(scenario.targets, client.num_classes)
   knowledge = gl.Knowledge(batch_norm=batch_norm)
 
   def upload(shared, lane):
@@ -161,7 +161,7 @@ class Run(NamedTuple):
   milliseconds: float
   core_milliseconds: float
   compile_seconds: float
-  images: np.ndarray
+  samples: np.ndarray
   group_size: int = 1
 
 
@@ -186,7 +186,7 @@ def run(setting: Setting, at_once: int, group_size: int, devices: Sequence[Any],
       on_chunk=mark,
     )
     if len(images) < compared:
-      images += list(found.images[:, 0])
+      images += list(found.samples[:, 0])
     # The first chunk holds the compilation.
     (step, since, _), (last, until, size) = marks[1], marks[-1]
     per_step = (until - since) / (last - step)
@@ -211,6 +211,6 @@ def measured(
 
 def figures(setting: Setting, done: Run) -> dict[str, float]:
   """Returns the figures of a `Run`, with the PSNR of what it returned."""
-  psnr = {'psnr': setting.psnr(done.images)} if len(done.images) else {}
+  psnr = {'psnr': setting.psnr(done.samples)} if len(done.samples) else {}
   times = {'ms': done.milliseconds, 'core': done.core_milliseconds, 'compile': done.compile_seconds}
   return {**times, 'group': done.group_size, **psnr}

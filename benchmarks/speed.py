@@ -120,7 +120,7 @@ def network_of(trials: setting.Setting) -> Any:
     trials.spec,
     scenario.client.model,
     scenario.variables,
-    scenario.images.shape[1:],
+    scenario.samples.shape[1:],
     scenario.client.num_classes,
   )
 
@@ -128,5 +128,5 @@ def network_of(trials: setting.Setting) -> Any:
 def trials_of(trials: setting.Setting) -> list[pytorch.Trial]:
   """Returns the `pytorch.Trial`s of a `Setting`, from the same starts as ours."""
   chosen = np.asarray(trials.lanes['image'])
-  labels = np.asarray(trials.scenario.labels)[chosen]
+  labels = np.asarray(trials.scenario.targets)[chosen]
   return [pytorch.Trial(*trial) for trial in zip(trials.truth(), labels, setting.starts(trials), strict=True)]

@@ -22,17 +22,17 @@ def main(options: harness.Options) -> None:
     UsageError: for an unknown model or too few images.
   """
   data = gl.data.load(options.dataset, 'train', data_dir=options.data_dir)
-  samples = min(SAMPLES, len(data.images) // CLIENTS // BATCH * BATCH)
+  samples = min(SAMPLES, len(data.samples) // CLIENTS // BATCH * BATCH)
   if not samples:
-    raise errors.UsageError(f'{options.dataset} has {len(data.images)} images, {CLIENTS * BATCH} are needed')
-  parts = partition.iid(jax.random.key(0), data.labels, CLIENTS, samples=samples)
+    raise errors.UsageError(f'{options.dataset} has {len(data.samples)} images, {CLIENTS * BATCH} are needed')
+  parts = partition.iid(jax.random.key(0), data.targets, CLIENTS, samples=samples)
   for spec in options.listed_models('lenet'):
     model = gl.models.create(spec, data.num_classes)
     client = Client(model, data.num_classes, share='delta', batch_size=BATCH)
-    variables = jax.jit(model.init, static_argnums=1)(jax.random.key(1), data.images.shape[1:])
+    variables = jax.jit(model.init, static_argnums=1)(jax.random.key(1), data.samples.shape[1:])
     variants = {'a Python loop over clients': _loop(client, data, parts, variables)}
     for size in (1, 2, 5, 10):
-      federation = simulation.Federation(client, data.images, data.labels, parts, CLIENTS, group_size=size)
+      federation = simulation.Federation(client, data.samples, data.targets, parts, CLIENTS, group_size=size)
       variants[f'one program, clients by {size}'] = _batched(federation, variables)
     harness.report(
       f'{spec}, {CLIENTS} clients, {samples} samples of {options.dataset} each, batches of {BATCH}, one epoch; '
@@ -58,7 +58,8 @@ def _loop(client, data, parts, variables):
 
   def one_round():
     updates = [
-      train(key, variables, data.images[part], data.labels[part]).update for key, part in zip(keys, parts, strict=True)
+      train(key, variables, data.samples[part], data.targets[part]).update
+      for key, part in zip(keys, parts, strict=True)
     ]
     mean = jax.tree.map(lambda *leaves: -jnp.mean(jnp.stack(leaves), axis=0), *updates)
     step, _ = server.update(mean, server.init(variables['params']))

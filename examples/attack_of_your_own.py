@@ -25,7 +25,7 @@ def neurons(client, *, ridge: float = 1e-12):
 
 
 data, model = gl.data.load('digits', limit=4), gl.models.create('mlp(widths=64)', 10, init='default')
-scenario = gl.scenario(model, data.images, data.labels, key=jax.random.key(0), dataset='digits')
+scenario = gl.scenario(model, data.samples, data.targets, key=jax.random.key(0), dataset='digits')
 attacks = [neurons(), neurons(ridge=1e-4), gl.attacks.fidel()]
 defenses = [None, gl.defenses.prune(rate=0.98), gl.defenses.gaussian(stddev=0.01)]
 result = gl.audit(jax.random.key(1), scenario, defenses, attacks, num_trials=4, controls=16)

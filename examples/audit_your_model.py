@@ -15,14 +15,14 @@ class MyNet(nn.Module):
   """Any Flax module called as module(images) or module(images, train=…)."""
 
   @nn.compact
-  def __call__(self, images):
-    hidden = nn.relu(nn.Dense(64)(images.reshape(images.shape[0], -1)))
+  def __call__(self, samples):
+    hidden = nn.relu(nn.Dense(64)(samples.reshape(samples.shape[0], -1)))
     return nn.Dense(10)(hidden)
 
 
-images = load_digits().images[:4, :, :, None] / 16  # [N, H, W, C] in [0, 1]
-labels = load_digits().target[:4]
-scenario = gl.scenario(gl.models.from_flax(MyNet()), images, labels, key=jax.random.key(0), dataset='my digits')
+samples = load_digits().images[:4, :, :, None] / 16  # [N, H, W, C] in [0, 1]
+targets = load_digits().target[:4]
+scenario = gl.scenario(gl.models.from_flax(MyNet()), samples, targets, key=jax.random.key(0), dataset='my digits')
 hidden_by = [None, defenses.prune(rate=0.7), defenses.chain(defenses.clip(norm=1), defenses.gaussian(stddev=0.02))]
 result = gl.audit(jax.random.key(1), scenario, hidden_by, [attacks.csdlg(tv=1e-6)], num_trials=4, steps=500)
 gl.report.write(result, 'results/my_model')

@@ -22,9 +22,9 @@ network = nn.Sequential(
   *(nn.Conv2d(1, 12, 5, stride=2, padding=2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, padding=2), nn.Sigmoid()),
   *(nn.Flatten(), nn.Linear(192, 10)),
 )
-images, labels = load_digits().images[:120, :, :, None] / 16, load_digits().target[:120]
-model, variables = gl.models.from_torch(network, images[:4].astype('float32'))
-scenario = gl.scenario(model, images, labels, variables=variables, dataset='digits')
+samples, targets = load_digits().images[:120, :, :, None] / 16, load_digits().target[:120]
+model, variables = gl.models.from_torch(network, samples[:4].astype('float32'))
+scenario = gl.scenario(model, samples, targets, variables=variables, dataset='digits')
 defenses = [None, gl.defenses.gaussian(stddev=0.05), gl.defenses.outpost()]
 result = gl.audit(jax.random.key(1), scenario, defenses, [gl.attacks.csdlg(tv=1e-6)], num_trials=4, steps=400)
 gl.report.write(result, 'results/my_torch_network')

@@ -14,7 +14,7 @@ folder = pathlib.Path('results/captured')
 folder.mkdir(parents=True, exist_ok=True)
 faces = gl.data.load('faces', 'test', limit=1)
 model = gl.models.lenet(faces.num_classes)
-variables = model.init(jax.random.key(0), faces.images.shape[1:])
+variables = model.init(jax.random.key(0), faces.samples.shape[1:])
 
 
 def save(name, params):
@@ -25,9 +25,9 @@ def save(name, params):
 
 client = gl.ClientSettings().client(model, faces.num_classes)
 save('weights.npz', variables['params'])
-save('update.npz', client.local_update(None, variables, faces.images, faces.labels).update)
+save('update.npz', client.local_update(None, variables, faces.samples, faces.targets).update)
 
 update = gl.read_update(folder / 'update.npz', model, variables)
-result = gl.attack(jax.random.key(1), model, variables, update, image_shape=faces.images.shape[1:], steps=500)
+result = gl.attack(jax.random.key(1), model, variables, update, sample_shape=faces.samples.shape[1:], steps=500)
 gl.report.write(result, folder)
 print(gl.report.captured_table(result), '\n\nreport: results/captured/report.html')

@@ -33,7 +33,7 @@ def smoothness(case):
 
 
 data, model = gl.data.load('digits', limit=200), gl.models.create('mlp(widths=64)', 10)
-scenario = gl.scenario(model, data.images, data.labels, key=jax.random.key(0), dataset='digits')
+scenario = gl.scenario(model, data.samples, data.targets, key=jax.random.key(0), dataset='digits')
 mine = [gl.defenses.chain(gl.defenses.clip(norm=1), grid_noise(stddev=stddev)) for stddev in (0.01, 0.1, 1)]
 result = gl.audit(jax.random.key(1), scenario, [None, *mine], [gl.attacks.csdlg()], 2, steps=200, controls=8, rounds=4)
 print(gl.report.terminal_table(result), *gl.report.wording.citations(result.methods), sep='\n')

@@ -27,7 +27,7 @@ class Net(nn.Module):
     return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.view(-1, 16 * 5 * 5))))))
 
 
-def client_app(images, labels):
+def client_app(samples, targets):
   """Returns the quickstart's app, which trains on these samples."""
   app = ClientApp(mods=[flower.record('results/flower')])  # mods for differential privacy come behind it
 
@@ -36,9 +36,9 @@ def client_app(images, labels):
     net = Net()
     net.load_state_dict(message.content['arrays'].to_torch_state_dict())
     optimizer = torch.optim.SGD(net.parameters(), lr=message.content['config']['lr'], momentum=0.9)
-    F.cross_entropy(net((images - 0.5) / 0.5), labels).backward()
+    F.cross_entropy(net((samples - 0.5) / 0.5), targets).backward()
     optimizer.step()
-    metrics = MetricRecord({'num-examples': len(images)})
+    metrics = MetricRecord({'num-examples': len(samples)})
     return Message(RecordDict({'arrays': ArrayRecord(net.state_dict()), 'metrics': metrics}), reply_to=message)
 
   return app
@@ -46,8 +46,8 @@ def client_app(images, labels):
 
 torch.manual_seed(0)
 faces, client = gl.data.load('faces', limit=1, image_size=32, channels=3), {'learning_rate': 0.01, 'momentum': 0.9}
-model, variables = gl.models.from_torch(Net(), faces.images, mean=(0.5,) * 3, std=(0.5,) * 3)
+model, variables = gl.models.from_torch(Net(), faces.samples, mean=(0.5,) * 3, std=(0.5,) * 3)
 sent = {'key': jax.random.key(1), 'config': {'lr': 0.01}, 'workdir': 'results/flower_audit'}
-result = flower.audit(client_app, faces.images, faces.labels, model, variables, **sent, **client)
+result = flower.audit(client_app, faces.samples, faces.targets, model, variables, **sent, **client)
 gl.report.write(result.captured, 'results/flower_audit')
 print(result, gl.report.captured_table(result.captured), 'report: results/flower_audit/report.html', sep='\n\n')

@@ -17,18 +17,18 @@ class MyNet(nn.Module):
   """Any Flax module called as module(images) or module(images, train=…)."""
 
   @nn.compact
-  def __call__(self, images):
-    hidden = nn.relu(nn.Dense(64)(images.reshape(images.shape[0], -1)))
+  def __call__(self, samples):
+    hidden = nn.relu(nn.Dense(64)(samples.reshape(samples.shape[0], -1)))
     return nn.Dense(10)(hidden)
 
 
-images, labels = load_digits().images[:, :, :, None].astype(np.float32) / 16, load_digits().target
+samples, targets = load_digits().images[:, :, :, None].astype(np.float32) / 16, load_digits().target
 users = np.arange(1500) % 20  # whose each sample is
 found = gl.frontier(
   jax.random.key(0),
   gl.models.from_flax(MyNet()),
-  train=(images[:1500], labels[:1500]),
-  test=(images[1500:], labels[1500:]),
+  train=(samples[:1500], targets[:1500]),
+  test=(samples[1500:], targets[1500:]),
   defenses=[None, topk(ratio=0.05), *(chain(clip(norm=1), gaussian(stddev=noise)) for noise in (0.05, 0.5))],
   attacks=[gl.attacks.csdlg(tv=1e-6)],
   clients=partition.by_user(users),

@@ -25,11 +25,11 @@ private, public = (
 )
 scenario = gl.scenario(
   gl.models.mlp(2, 'default', widths='100-100'),
-  private.images,
-  private.labels,
+  private.samples,
+  private.targets,
   key=jax.random.key(0),
   modality=gl.modalities.of_config(private.settings),
-  public=(public.images[:100], public.labels[:100]),
+  public=(public.samples[:100], public.targets[:100]),
   dataset='patients',
 )
 attacks = [gl.attacks.peeling(), gl.attacks.tableak(steps=300, seeds=4)]

@@ -14,12 +14,12 @@ model = gl.models.gpt(vocabulary, 'default', **private.known, width=32, layers=1
 
 scenario = gl.scenario(
   model,
-  private.images,
-  private.labels,
+  private.samples,
+  private.targets,
   key=jax.random.key(0),
   modality=gl.modalities.of_config(private.settings),
   loss='next_token',
-  public=(public.images, public.labels),
+  public=(public.samples, public.targets),
   gallery=gl.data.gallery('notes'),
   dataset='notes',
 )

@@ -198,8 +198,8 @@ class Run(Study):
     # The train split is not held out from weights of unknown training.
     tested = self.training.tested if self.training and self.weights else 0
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit + tested)
-    others = (private.images[limit:], private.labels[limit:]) if tested else None
-    private = private._replace(images=private.images[:limit], labels=private.labels[:limit])
+    others = (private.samples[limit:], private.targets[limit:]) if tested else None
+    private = private._replace(samples=private.samples[:limit], targets=private.targets[:limit])
     gallery = gl.data.gallery(self.dataset, 'test', data_dir=data_dir)
     trained = self.training.held if self.training and not self.weights else 0
     # A class may be rare among the first images: enough are read to fill it.
@@ -209,10 +209,10 @@ class Run(Study):
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=pool + trained)
     public = None
     if self.public:
-      chosen = np.arange(self.public) if self.bias is None else biased(train.labels[:pool], self.public, self.bias)
-      public = train.images[chosen], train.labels[chosen]
+      chosen = np.arange(self.public) if self.bias is None else biased(train.targets[:pool], self.public, self.bias)
+      public = train.samples[chosen], train.targets[chosen]
     if trained:
-      others = train.images[pool:], train.labels[pool:]
+      others = train.samples[pool:], train.targets[pool:]
     return Data(private, public, others, gallery)
 
   def execute(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
@@ -287,7 +287,7 @@ class Run(Study):
   def _with_weights(self, data: 'Data') -> gl.Scenario:
     """Returns the `Scenario` with the weights of the file, and what accuracy they have."""
     model = gl.models.create(self.model, data.private.num_classes, init=self.init)
-    variables = torch_weights.load(self.weights, model, data.private.images.shape[1:])
+    variables = torch_weights.load(self.weights, model, data.private.samples.shape[1:])
     accuracy = None if data.others is None else simulation.accuracy(model, variables, *data.others)[0]
     reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
     return self.scenario_of(data, {'weights': os.path.basename(self.weights), **reached}, variables=variables)
@@ -296,8 +296,8 @@ class Run(Study):
     """Returns the `Scenario` with its `key`, or its `variables` and `previous` ones, and what training `reached`."""
     return gl.scenario(
       gl.models.create(self.model, data.private.num_classes, init=self.init),
-      data.private.images,
-      data.private.labels,
+      data.private.samples,
+      data.private.targets,
       num_classes=data.private.num_classes,
       dataset=self.dataset,
       client=self.client,
@@ -444,9 +444,9 @@ def _rewritten(spec, settings):
 
 
 class Data(NamedTuple):
-  """The images of a run: private ones, public ones as (images, labels) or None, and those that it trains on.
+  """The images of a run: private ones, public ones as (samples, targets) or None, and those that it trains on.
 
-  `others` are (images, labels) or None; a subclass of `Run` may hold something else there. `gallery` are the images
+  `others` are (samples, targets) or None; a subclass of `Run` may hold something else there. `gallery` are the images
   among which the private ones are to be found.
   """
 
@@ -478,8 +478,8 @@ def biased(labels: np.ndarray, count: int, bias: float) -> np.ndarray:
 def train(
   key: jax.Array,
   scenario: gl.Scenario,
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   training: Training,
   progress: str = 'none',
 ) -> tuple[dict, dict, dict]:
@@ -488,7 +488,7 @@ def train(
   Args:
     key: of the `simulation.Federation`.
     scenario: its client and model are trained.
-    images, labels: [clients · samples + tested, …] of the train split.
+    samples, targets: [clients · samples + tested, …] of the train split.
     training: the `Training`.
     progress: a line for each evaluation, unless 'none'.
 
@@ -496,17 +496,17 @@ def train(
     (variables, variables of one round before, {'rounds_done', and 'accuracy_reached' if any samples are held out}).
   """
   client, variables = scenario.client, scenario.variables
-  context = gl.defenses.Context(client, variables, images.shape[1:], scenario.public)
+  context = gl.defenses.Context(client, variables, samples.shape[1:], scenario.public)
   count = training.clients * training.samples
   federation = simulation.Federation(
     gl.defenses.bind(registry.defense(training.defense), context).client(client),
-    images[:count],
-    labels[:count],
+    samples[:count],
+    targets[:count],
     np.split(np.arange(count), training.clients),
     max(1, round(training.share * training.clients)),
     server=optax.sgd(training.rate if client.share == 'gradient' else 1.0),
   )
-  held_out, accuracy = (images[count:], labels[count:]), None
+  held_out, accuracy = (samples[count:], targets[count:]), None
   for number, models in enumerate(simulation.along(federation, variables, key, training.rounds), 1):
     if training.tested and (number % training.evaluated == 0 or number == training.rounds):
       accuracy = simulation.accuracy(client.model, models[0], *held_out)[0]

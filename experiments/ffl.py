@@ -83,7 +83,7 @@ class Normalised(Run):
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Runs the audit in its own folder, or resumes it; returns its rows."""
     rows = super().execute(data, seed, workdir=workdir, progress=progress)
-    images = data.private.images if data.others is None else data.others[0]
+    images = data.private.samples if data.others is None else data.others[0]
     variance = float(np.mean(np.var(images, axis=(0, 1, 2), dtype=np.float64)))
     return [{**row, **normalised_scores(row, variance)} for row in rows]
 

@@ -91,8 +91,8 @@ class Attacked(Study):
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.auxiliary + self.private)
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.trained)
     parts = (slice(self.auxiliary, None), slice(self.auxiliary))
-    held = (tuple(jnp.asarray(x[part]) for x in (test.images, test.labels)) for part in parts)
-    return Data(*held, (jnp.asarray(train.images), jnp.asarray(train.labels)), test.num_classes)
+    held = (tuple(jnp.asarray(x[part]) for x in (test.samples, test.targets)) for part in parts)
+    return Data(*held, (jnp.asarray(train.samples), jnp.asarray(train.targets)), test.num_classes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,7 +65,7 @@ class Pictures(fidel.Attacked):
       if part is None:
         rows, panels = self._attack(data, jax.random.key(seed), progress)
         kept = [(panel.title, panel.captions) for panel in panels]
-        part = [rows, kept], {f'{index:02}': np.asarray(panel.images) for index, panel in enumerate(panels)}
+        part = [rows, kept], {f'{index:02}': np.asarray(panel.samples) for index, panel in enumerate(panels)}
         store.save_part('pictures', *part)
     (rows, kept), arrays = part
     panels = [Panel(title, arrays[f'{index:02}'], captions) for index, (title, captions) in enumerate(kept)]

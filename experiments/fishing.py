@@ -85,16 +85,16 @@ class Fishing(Run):
     """
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     target = self.method().settings['target']
-    if min(np.bincount(private.labels)[target], self.public) < 2:
+    if min(np.bincount(private.targets)[target], self.public) < 2:
       raise errors.UsageError(f'fishing needs two private images of class {target}, and two public ones')
     others = (self.dataset, data_dir, self.trained) if self.trained and not self.weights else None
     train = _train_split(*(others or (self.dataset, data_dir, self.public)))
-    return Data(private, (train.images[: self.public], train.labels[: self.public]), others)
+    return Data(private, (train.samples[: self.public], train.targets[: self.public]), others)
 
   def scenario(self, data: Data, seed: int, folder: str | None = None, progress: str = 'none') -> gl.Scenario:
     """Returns the `Scenario`: the batches of all trials one after the other, and the model, trained or not."""
     model = gl.models.create(self.model, data.private.num_classes, init=self.init)
-    shape = data.private.images.shape[1:]
+    shape = data.private.samples.shape[1:]
     if data.others is not None:
       recipe = self.training_steps, self.training_optimizer, self.training_rate
       variables = _trained(model, data.others, recipe, seed)
@@ -104,8 +104,8 @@ class Fishing(Run):
       variables = jax.jit(model.init, static_argnums=1)(jax.random.key(seed), shape)
     target, size = self.method().settings['target'], self.settings.batch_size
     rngs = [np.random.default_rng((seed, trial)) for trial in range(self.trials)]
-    chosen = np.concatenate([drawn(rng, data.private.labels, target, self.count, size) for rng in rngs])
-    batches = data.private._replace(images=data.private.images[chosen], labels=data.private.labels[chosen])
+    chosen = np.concatenate([drawn(rng, data.private.targets, target, self.count, size) for rng in rngs])
+    batches = data.private._replace(samples=data.private.samples[chosen], targets=data.private.targets[chosen])
     return self.scenario_of(data._replace(private=batches), variables=variables)
 
   def columns(self, data: Data, seed: int) -> dict[str, list[dict]]:
@@ -115,9 +115,9 @@ class Fishing(Run):
 
     def of_trial(defense: Defense, trial: int) -> dict:
       part = slice(trial * size, (trial + 1) * size)
-      batch = every._replace(images=every.images[part], labels=every.labels[part])
+      batch = every._replace(samples=every.samples[part], targets=every.targets[part])
       fished = caught(attack, batch, defense, jax.random.fold_in(jax.random.key(seed), trial))
-      cosine = isolation(every.client, fished, batch.images[: self.count], target)
+      cosine = isolation(every.client, fished, batch.samples[: self.count], target)
       return {'cosine': cosine, 'queries': fished.queries, 'alone': bool(fished.alone)}
 
     texts = self.texts().values()
@@ -152,15 +152,15 @@ def caught(attack: AttackMethod, scenario: gl.Scenario, defense: Defense, key: j
     defense: the client's.
     key: drives the defense.
   """
-  model, shape, given = scenario.client.model, scenario.images.shape[1:], attack.settings
+  model, shape, given = scenario.client.model, scenario.samples.shape[1:], attack.settings
   send, rounds = sender(scenario.client, defense, shape), itertools.count()
 
   def query(variables: dict) -> Tree:
-    return send(jax.random.fold_in(key, next(rounds)), variables, scenario.images, scenario.labels).update
+    return send(jax.random.fold_in(key, next(rounds)), variables, scenario.samples, scenario.targets).update
 
   if attack.server is None:
     return Fished(scenario.variables, query(scenario.variables), np.zeros(0), math.nan, False, 1)
-  of_batch = query, model, scenario.variables, shape, len(scenario.images)
+  of_batch = query, model, scenario.variables, shape, len(scenario.samples)
   if 'method' not in given:
     return class_query(*of_batch, target=given['target'])
   public = scenario.public[0] if given['method'] == 'difference' else None
@@ -205,8 +205,8 @@ def _train_split(dataset: str, data_dir: str | None, limit: int) -> Dataset:
 def _trained(model: Model, split: tuple, recipe: tuple, seed: int) -> dict:
   """Returns the variables of the model trained on a split; the runs of an experiment share them."""
   data = _train_split(*split)
-  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(seed), data.images.shape[1:])
-  return fitted(model, variables, data.images, data.labels, seed, *recipe)
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(seed), data.samples.shape[1:])
+  return fitted(model, variables, data.samples, data.targets, seed, *recipe)
 
 
 def fitted(

@@ -30,17 +30,17 @@ class Imprinted(Run):
     return {text: self._last_under(registry.defense(text), sent, seed) for text in self.texts().values()}
 
   def _last_under(self, defense: Defense, sent: gl.Scenario, seed: int) -> list[dict]:
-    shape = sent.images.shape[1:]
+    shape = sent.samples.shape[1:]
     context = gl.defenses.Context(sent.client, sent.variables, shape, sent.public)
     send = jax.jit(gl.defenses.bind(defense, context).client(sent.client).local_update)
     labels = 2 if any(stage.name == 'concealment' for stage in defense.stages) else 1
     found = []
     for trial in range(self.trials):
-      batch = (x[trial : trial + 1] for x in (sent.images, sent.labels))
+      batch = (x[trial : trial + 1] for x in (sent.samples, sent.targets))
       key = jax.random.fold_in(jax.random.key(seed), trial)
       update = send(key, sent.variables, *batch).update['imprint']['measure']
       image = last_returned(jax.device_get(update), labels).reshape(1, *shape)
-      truth = sent.images[trial : trial + 1]
+      truth = sent.samples[trial : trial + 1]
       scores = {'last_psnr': metrics.psnr(image, truth), 'last_ssim': metrics.ssim(image, truth)}
       found.append({name: float(np.asarray(score).squeeze()) for name, score in scores.items()})
     return found

@@ -88,7 +88,7 @@ class Inferences(Repeated):
     """
     held = self.pool + max(min(BATCH * self.training, TRAINED), min(AUXILIARY, self.pool))
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=held)
-    private, others = ((train.images[part], train.labels[part]) for part in np.split(np.arange(held), [self.pool]))
+    private, others = ((train.samples[part], train.targets[part]) for part in np.split(np.arange(held), [self.pool]))
     return Data(private, others)
 
   def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
@@ -251,7 +251,7 @@ def refused(
 
 @functools.cache
 def _compiled_rules(client, shape, rules):
-  """Returns the compiled (variables, auxiliary, images, labels of all clients) -> {rule: labels that it reads}."""
+  """Returns the compiled (variables, auxiliary, samples, targets of all clients) -> {rule: labels that it reads}."""
 
   def read(variables, examples, images, truth):
     def one(sample):
@@ -266,7 +266,7 @@ def _compiled_rules(client, shape, rules):
 
 @functools.cache
 def _compiled_training(client):
-  """Returns the compiled (variables, key, images, labels, steps) -> variables after SGD."""
+  """Returns the compiled (variables, key, samples, targets, steps) -> variables after SGD."""
 
   def trained(variables, key, images, labels, steps):
     def one_step(index, params):

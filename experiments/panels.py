@@ -13,7 +13,7 @@ class Panel(NamedTuple):
   """`images` [n, H, W, C] in [0, 1] under a title, with a caption of one or more lines below each, or None."""
 
   title: str
-  images: np.ndarray
+  samples: np.ndarray
   captions: list[str] | None = None
 
 
@@ -36,7 +36,7 @@ def sheet(panels: Sequence[Panel], across: int = 12) -> bytes:
   from matplotlib.patches import Rectangle
 
   tile, gap, title, caption = 0.5, 0.06, 0.24, 0.12  # inches
-  lines = [-(-len(panel.images) // across) for panel in panels]
+  lines = [-(-len(panel.samples) // across) for panel in panels]
   tall = tile + gap
   below = [gap + caption * max(1 + text.count('\n') for text in p.captions) if p.captions else 0 for p in panels]
   heights = [title + n * (tall + deep) for n, deep in zip(lines, below, strict=True)]
@@ -46,7 +46,7 @@ def sheet(panels: Sequence[Panel], across: int = 12) -> bytes:
     top = gap
     for panel, height, deep in zip(panels, heights, below, strict=True):
       axes.text(2 * gap, top + title / 2, panel.title, va='center')
-      for index, image in enumerate(panel.images):
+      for index, image in enumerate(panel.samples):
         line, place = divmod(index, across)
         x, y = 2 * gap + place * tall, top + title + line * (tall + deep)
         image = np.clip(np.asarray(image, np.float32), 0, 1)

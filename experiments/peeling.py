@@ -138,7 +138,7 @@ class Peelings(Repeated):
   def panels(self, kept: dict[str, dict]) -> list[Panel]:
     """Returns the grids of the first conditions: true images above the certified ones."""
     first = {label: kept[label] for label in list(self.conditions)[: 2 * len(self.sizes)]}
-    return [panel for panel in super().panels(first) if len(panel.images)]
+    return [panel for panel in super().panels(first) if len(panel.samples)]
 
 
 class Condition(NamedTuple):

@@ -32,26 +32,26 @@ PAPER = (
 # The methods that are compared with Fidel: (`Sent`, run, seed) -> images.
 def _blind(method):
   def separate(sent, run, seed):
-    return method(*sent.first, len(sent.labels), iterations=run.iterations, seed=seed)
+    return method(*sent.first, len(sent.targets), iterations=run.iterations, seed=seed)
 
   return separate
 
 
 def _cocktail(sent, run, seed):
   del seed
-  shape = len(sent.labels), *sent.image_shape
+  shape = len(sent.targets), *sent.sample_shape
   return _compiled_cocktail(shape, run.steps)(*sent.first)
 
 
 @functools.cache
 def _compiled_cocktail(shape, steps):
-  return jax.jit(functools.partial(separation.cocktail_party, image_shape=shape, steps=steps, **COCKTAIL))
+  return jax.jit(functools.partial(separation.cocktail_party, sample_shape=shape, steps=steps, **COCKTAIL))
 
 
 def _alternating(sent, run, seed):
   key = jax.random.key(seed)
-  shape = len(sent.labels), *sent.image_shape
-  return _compiled_alternating(sent.client, shape, run.turns)(key, sent.variables, sent.update, sent.labels)
+  shape = len(sent.targets), *sent.sample_shape
+  return _compiled_alternating(sent.client, shape, run.turns)(key, sent.variables, sent.update, sent.targets)
 
 
 @functools.cache
@@ -64,14 +64,14 @@ def _compiled_alternating(client, shape, steps):
 
 @functools.cache
 def _compiled_labels(client, shape):
-  return jax.jit(functools.partial(separation.counted_labels, client, image_shape=shape))
+  return jax.jit(functools.partial(separation.counted_labels, client, sample_shape=shape))
 
 
 def _peeling(sent, run, seed):
   del run, seed
-  layers = sent.client.model.layers(sent.image_shape)
+  layers = sent.client.model.layers(sent.sample_shape)
   known = (dense_layers(layers, tree) for tree in (sent.variables['params'], sent.update))
-  return peel(*known, len(sent.labels)).images
+  return peel(*known, len(sent.targets)).samples
 
 
 METHODS = {
@@ -92,13 +92,13 @@ class Sent(NamedTuple):
   client: Client
   variables: dict
   update: dict
-  labels: jax.Array
-  image_shape: tuple[int, ...]
+  targets: jax.Array
+  sample_shape: tuple[int, ...]
 
   @property
   def first(self) -> tuple[jax.Array, jax.Array]:
     """The gradients of the first dense layer's kernel and bias."""
-    first = self.client.model.layers(self.image_shape)[0]
+    first = self.client.model.layers(self.sample_shape)[0]
     return tuple(trees.get(self.update, path) for path in first.paths)
 
 
@@ -143,9 +143,9 @@ class Separations(Repeated):
     """
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     if not self.training:
-      return Data((test.images, test.labels), None)
+      return Data((test.samples, test.targets), None)
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=min(50 * self.training, 5000))
-    return Data((test.images, test.labels), (train.images, train.labels))
+    return Data((test.samples, test.targets), (train.samples, train.targets))
 
   def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each batch size."""

@@ -13,7 +13,7 @@ from gradleak.federated.scenario import fingerprint
 
 
 def brought(name: str, count: int, like: Dataset, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the first training (images, labels) of a dataset, in the size, the channels and the classes of another.
+  """Returns the first training (samples, targets) of a dataset, in the size, the channels and the classes of another.
 
   Args:
     name: of the dataset, as in `gradleak.data.load`.
@@ -21,9 +21,9 @@ def brought(name: str, count: int, like: Dataset, data_dir: str | None) -> tuple
     like: the other dataset; labels are taken modulo its number of classes.
     data_dir: folder of TFDS datasets.
   """
-  side, _, channels = like.images.shape[1:]
+  side, _, channels = like.samples.shape[1:]
   found = gl.data.load(name, 'train', data_dir=data_dir, limit=count, image_size=side, channels=channels)
-  return found.images, np.asarray(found.labels % like.num_classes, np.int32)
+  return found.samples, np.asarray(found.targets % like.num_classes, np.int32)
 
 
 @dataclasses.dataclass(frozen=True)

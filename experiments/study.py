@@ -118,7 +118,7 @@ class Study:
     write_atomically(os.path.join(workdir, self.page), self.picture(rows))
     panels = self.panels(kept)
     if panels:
-      across = min(16, max(12, *(len(panel.images) for panel in panels)))
+      across = min(16, max(12, *(len(panel.samples) for panel in panels)))
       write_atomically(os.path.join(workdir, 'images.png'), sheet(panels, across))
     return rows
 
@@ -212,7 +212,7 @@ class Repeated(Study):
       UsageError: for data that are missing (says how to prepare them) or too few.
     """
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
-    return Data((test.images, test.labels), None)
+    return Data((test.samples, test.targets), None)
 
   def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each condition."""
@@ -226,9 +226,9 @@ def mean_of(values: Any, remark: str) -> Outcome:
   return Outcome(*ends, len(values), None, 0, remark)  # type: ignore[misc]
 
 
-def wide(neurons: int, image_shape: tuple[int, ...], num_classes: int) -> Model:
+def wide(neurons: int, sample_shape: tuple[int, ...], num_classes: int) -> Model:
   """Returns the `Model` of one hidden layer with ReLU; initial weights are PyTorch's, U(±1/√fan_in)."""
-  sizes = (math.prod(image_shape), neurons, num_classes)
+  sizes = (math.prod(sample_shape), neurons, num_classes)
 
   def init(key, _):
     params = {}

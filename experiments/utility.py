@@ -136,7 +136,7 @@ def carried(momentum: float, steps: int) -> float:
 
 
 class Data(NamedTuple):
-  """The samples that are trained on, those that the model is tested on, and public (images, labels)."""
+  """The samples that are trained on, those that the model is tested on, and public (samples, targets)."""
 
   samples: Dataset
   tested: Dataset
@@ -232,12 +232,12 @@ class Trainings(Study):
       UsageError: for data that are missing (says how to prepare them) or too few.
     """
     own = 0 if self.starts else self.public
-    samples = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + own)
+    held = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + own)
     tested = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.tested)
-    public = (samples.images[self.samples :], samples.labels[self.samples :]) if own else None
+    public = (held.samples[self.samples :], held.targets[self.samples :]) if own else None
     if self.starts:
-      public = brought(self.starts, self.public, samples, data_dir)
-    private = samples._replace(images=samples.images[: self.samples], labels=samples.labels[: self.samples])
+      public = brought(self.starts, self.public, held, data_dir)
+    private = held._replace(samples=held.samples[: self.samples], targets=held.targets[: self.samples])
     return Data(private, tested, public)
 
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
@@ -326,7 +326,7 @@ class Setting(NamedTuple):
     client: the undefended `Client`.
     variables: the initial model's.
     parts: the partition.
-    images, labels: of all clients together.
+    samples, targets: of all clients together.
     context: what defenses are made for.
     key: of the training.
     parameters, total_parameters: number of parameters of the model, and of the published one.
@@ -335,8 +335,8 @@ class Setting(NamedTuple):
   client: Client
   variables: dict
   parts: list[np.ndarray]
-  images: np.ndarray
-  labels: np.ndarray
+  samples: np.ndarray
+  targets: np.ndarray
   context: Context
   key: jax.Array
   parameters: int
@@ -347,10 +347,10 @@ def prepare(run: Trainings, data: Data, seed: int) -> Setting:
   """Returns the `Setting` of a run: the same weights, partition and draws of clients for all methods."""
   protocol, samples = run.protocol, data.samples
   keys = jax.random.split(jax.random.key(seed), 3)
-  shape, model = samples.images.shape[1:], gl.models.create(run.model, samples.num_classes, init=run.init)
+  shape, model = samples.samples.shape[1:], gl.models.create(run.model, samples.num_classes, init=run.init)
   variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
   published = gl.models.create(run.published or run.model, samples.num_classes, init=run.init)
-  parts = partition.parse(protocol.partition, keys[1], samples.labels, protocol.clients)
+  parts = partition.parse(protocol.partition, keys[1], samples.targets, protocol.clients)
   if run.sensitive:
     parts[0] = parts[0][: run.sensitive]
   client = gl.ClientSettings(
@@ -366,8 +366,8 @@ def prepare(run: Trainings, data: Data, seed: int) -> Setting:
     client,
     variables,
     parts,
-    samples.images,
-    samples.labels,
+    samples.samples,
+    samples.targets,
     Context(client, variables, shape, data.public),
     keys[2],
     _count(variables['params']),
@@ -387,8 +387,8 @@ def federation(run: Trainings, setting: Setting, method: Method) -> simulation.F
     noise = noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)
   return simulation.Federation(
     defenses.bind(defense, setting.context).client(setting.client),
-    setting.images,
-    setting.labels,
+    setting.samples,
+    setting.targets,
     setting.parts,
     protocol.per_round,
     server=server(run.decay, run.drop, run.carried),
@@ -422,14 +422,14 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   config = {name: value for name, value in dataclasses.asdict(run).items() if name not in run.apart} | {
     'method': str(method),
     'seed': seed,
-    'data_fingerprint': fingerprint((data.samples.images, data.samples.labels)),
+    'data_fingerprint': fingerprint((data.samples.samples, data.samples.targets)),
   }
   state, rounds = training.train(
     setting.key,
     trained,
     setting.variables,
     protocol.rounds,
-    test=(data.tested.images, data.tested.labels),
+    test=(data.tested.samples, data.tested.targets),
     evaluate_every=max(1, protocol.rounds // 5),
     workdir=folder,
     config=config,
@@ -452,7 +452,7 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   }
   if run.sensitive:
     held = setting.parts[0]
-    share, _ = simulation.accuracy(setting.client.model, state.variables, setting.images[held], setting.labels[held])
+    share, _ = simulation.accuracy(setting.client.model, state.variables, setting.samples[held], setting.targets[held])
     row |= {'sensitive_correct': round(share * len(held)), 'sensitive': len(held)}
   if method.delta is not None:
     rate = protocol.per_round / protocol.clients

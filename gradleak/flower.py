@@ -128,8 +128,8 @@ def recorded(strategy: Any, folder: Any) -> Any:
 
 def audit(
   client_fn: Callable,
-  images: Any,
-  labels: Any,
+  samples: Any,
+  targets: Any,
   model: Model,
   variables: Mapping,
   *,
@@ -147,10 +147,10 @@ def audit(
   Where another setting explains a difference, they simulate the client with that.
 
   Args:
-    client_fn: (images, labels) -> a `ClientApp`, a `Client` or a `NumPyClient` that trains on these samples alone.
+    client_fn: (samples, targets) -> a `ClientApp`, a `Client` or a `NumPyClient` that trains on these samples alone.
       They come as a data loader of torchvision has them in front of its normalisation: float32 [N, C, H, W] in [0, 1],
       and int64 [N], tensors of PyTorch.
-    images, labels: the samples, floats [N, H, W, C] in [0, 1] and integers [N].
+    samples, targets: the samples, floats [N, H, W, C] in [0, 1] and integers [N].
     model, variables: of `gradleak.models.from_torch(module, …, mean=, std=)`; the weights that the client is sent.
     key: a typed JAX key for the attacks; None compares without an attack.
     config: what the server sends with the weights, such as {'lr': 0.01}.
@@ -169,21 +169,21 @@ def audit(
   check_model(model)
   if model.layout is None:
     raise errors.UsageError(f'the model {model.name!r} has no layout of PyTorch: make it by gradleak.models.from_torch')
-  images, labels = _samples(images, labels)
+  samples, targets = _samples(samples, targets)
   own = {field.name for field in dataclasses.fields(ClientSettings)}
   settings = dataclasses.replace(
     client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
   )
   sent, exchanges = _sent(model, variables), list[Exchange]()
-  classes = outputs_shape(model, variables, images.shape[1:])[-1]
+  classes = outputs_shape(model, variables, samples.shape[1:])[-1]
 
-  def fit(images: np.ndarray, labels: np.ndarray) -> Tree:
-    app = _app(client_fn(*_tensors(images, labels)))
-    exchanges.append(_called(app, sent, config, run_config, len(images)))
+  def fit(samples: np.ndarray, targets: np.ndarray) -> Tree:
+    app = _app(client_fn(*_tensors(samples, targets)))
+    exchanges.append(_called(app, sent, config, run_config, len(samples)))
     return update_of(exchanges[-1], model)
 
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
-  found = compare(fit, model, variables, images, labels, settings, classes, defense)
+  found = compare(fit, model, variables, samples, targets, settings, classes, defense)
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
   settings = dataclasses.replace(settings, **explained, **order)
@@ -194,11 +194,11 @@ def audit(
       model,
       variables,
       found.update,
-      image_shape=images.shape[1:],
-      num_samples=len(images),
+      sample_shape=samples.shape[1:],
+      num_samples=len(samples),
       client=settings,
       defense=defense,
-      truth=(images, labels),
+      truth=(samples, targets),
       **given,
     )
   return Audit(found, settings, captured, exchanges[0])
@@ -244,21 +244,21 @@ def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
   return {name: np.array(array, dtypes.get(name, array.dtype), order='C') for name, array in arrays.items()}
 
 
-def _samples(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-  images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
-  if images.ndim != 4 or images.dtype.kind != 'f' or not images.size:
+def _samples(samples: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+  samples, targets = errors.host_array('samples', samples), errors.host_array('targets', targets)
+  if samples.ndim != 4 or samples.dtype.kind != 'f' or not samples.size:
     raise errors.UsageError(
-      f'images are {images.dtype} of shape {images.shape}, expected floats [N, H, W, C] in [0, 1]'
+      f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C] in [0, 1]'
     )
-  if labels.shape != images.shape[:1] or labels.dtype.kind not in 'iu':
-    raise errors.UsageError(f'labels are {labels.dtype} of shape {labels.shape}, expected {len(images)} integers')
-  return np.asarray(images, np.float32), np.asarray(labels, np.int32)
+  if targets.shape != samples.shape[:1] or targets.dtype.kind not in 'iu':
+    raise errors.UsageError(f'labels are {targets.dtype} of shape {targets.shape}, expected {len(samples)} integers')
+  return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
 
 
-def _tensors(images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any]:
+def _tensors(samples: np.ndarray, targets: np.ndarray) -> tuple[Any, Any]:
   import torch
 
-  return torch.from_numpy(np.ascontiguousarray(np.moveaxis(images, -1, 1))), torch.from_numpy(labels.astype(np.int64))
+  return torch.from_numpy(np.ascontiguousarray(np.moveaxis(samples, -1, 1))), torch.from_numpy(targets.astype(np.int64))
 
 
 def _app(made: Any) -> Any:

@@ -46,7 +46,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
 
 
 def load(given: Flags) -> tuple[Any, tuple | None]:
-  """Returns (private samples, public (images, labels) or None): where nobody asked and there are none.
+  """Returns (private samples, public (samples, targets) or None): where nobody asked and there are none.
 
   Raises:
     UsageError: for data that are not there, or numbers out of range.
@@ -65,7 +65,7 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
     if given.present('public'):
       raise
     return dataset, None
-  return dataset, (public.images, public.labels)
+  return dataset, (public.samples, public.targets)
 
 
 @functools.cache
@@ -84,11 +84,11 @@ def scenario(
     if given.present('rounds_before'):
       raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
     rounds = 0
-  variables = given.variables(model, dataset.images.shape[1:], public, 'public')
+  variables = given.variables(model, dataset.samples.shape[1:], public, 'public')
   built = gl.scenario(
     model,
-    dataset.images,
-    dataset.labels,
+    dataset.samples,
+    dataset.targets,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
     num_classes=given.outputs(dataset),
     dataset=dataset.name,

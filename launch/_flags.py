@@ -217,12 +217,12 @@ class Flags:
       _program.say(f'note: {note}')
     return dataset
 
-  def network(self, num_classes: int, image_shape: tuple[int, ...]) -> Any:
+  def network(self, num_classes: int, sample_shape: tuple[int, ...]) -> Any:
     """Returns the `Model` of the flags --model and --init, or of --torch_model.
 
     Args:
       num_classes: number of logits; a network of PyTorch has its own.
-      image_shape: (H, W, C), for a network of PyTorch.
+      sample_shape: (H, W, C), for a network of PyTorch.
 
     Raises:
       UsageError: for flags of one network where the other is given, and for a module that is not found.
@@ -242,7 +242,7 @@ class Flags:
     mean, std = (numbers(name, getattr(self, name)) for name in ('torch_mean', 'torch_std'))
     _program.say(f'exporting {self.torch_model} …')
     return gl.models.from_torch(
-      module, np.random.default_rng(0).random((4, *image_shape), np.float32), mean=mean, std=std
+      module, np.random.default_rng(0).random((4, *sample_shape), np.float32), mean=mean, std=std
     )[0]
 
   def _refuse_beside(self, what: str, *names: str) -> None:
@@ -253,13 +253,13 @@ class Flags:
       if self.present(name):
         raise errors.UsageError(f'--{name} is for {what}')
 
-  def variables(self, model: Any, image_shape: tuple[int, ...], samples: tuple | None, kind: str) -> dict | None:
+  def variables(self, model: Any, sample_shape: tuple[int, ...], samples: tuple | None, kind: str) -> dict | None:
     """Returns the variables in the file of --weights, None without one, and says what accuracy they have.
 
     Args:
       model: the `Model` whose weights they are.
-      image_shape: (H, W, C).
-      samples: (images, labels) on which the accuracy is measured, or None.
+      sample_shape: (H, W, C).
+      samples: (samples, targets) on which the accuracy is measured, or None.
       kind: what these are called.
 
     Raises:
@@ -273,7 +273,7 @@ class Flags:
       return None
     if self.present('init'):
       raise errors.UsageError('--weights are those of a file, and --init says how weights are drawn: give one of them')
-    variables = gl.read_weights(self.weights, model, image_shape)
+    variables = gl.read_weights(self.weights, model, sample_shape)
     if samples is not None:
       share, _ = accuracy(model, variables, *samples)
       _program.say(f'accuracy with the weights of {self.weights}: {share:.1%}, of {len(samples[0]):,} {kind} images')

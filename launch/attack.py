@@ -1,6 +1,6 @@
 r"""Attacks an update that you captured: pictures, how well they match it, and the same attack on noise beside them.
 
-    python launch/attack.py --update=update.npz --weights=weights.npz --model=lenet --image_shape=32,32,3
+    python launch/attack.py --update=update.npz --weights=weights.npz --model=lenet --sample_shape=32,32,3
     python launch/attack.py --sent=sent.npz --returned=returned.npz --truth=truth.npz --model=lenet …
 
 Files are of numpy.savez, safetensors or torch.save, with named tensors or a list of them. An update is given as it is,
@@ -25,7 +25,7 @@ with _program.group('what was captured'):
   _GIVEN.shared('weights', *NETWORK, weights=(None, 'File with the weights that the client was sent, likewise.'))
   _GIVEN.string('sent', None, 'The same as --weights.')
   _GIVEN.string('truth', None, "File of numpy.savez with the private 'samples' and 'targets', for verdicts.")
-  _GIVEN.string('image_shape', None, 'Of the private images: height,width,channels.')
+  _GIVEN.string('sample_shape', None, 'Of the private images: height,width,channels.')
   _GIVEN.integer('num_classes', None, 'Number of logits; by default the only one that fits the weights.')
   _GIVEN.string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
   _GIVEN.string(
@@ -61,9 +61,9 @@ def main(argv):
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
   labels = _labels(_GIVEN.labels)
   returned, weights = _one_of('update', 'returned'), _one_of('weights', 'sent')
-  if not _GIVEN.image_shape:
-    raise errors.UsageError(f'--image_shape is missing. {flags.FLAGS["image_shape"].help}')
-  shape = _shape(_GIVEN.image_shape)
+  if not _GIVEN.sample_shape:
+    raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
+  shape = _shape(_GIVEN.sample_shape)
   _program.say(f'reading {returned} …')
   model, variables = _model(weights, shape)
   truth = captured.read_truth(_GIVEN.truth, shape) if _GIVEN.truth else None
@@ -72,7 +72,7 @@ def main(argv):
     model,
     variables,
     sent=variables if _GIVEN.returned else None,
-    image_shape=shape,
+    sample_shape=shape,
     names=_names(_GIVEN.names),
     partial=_GIVEN.partial,
     flattened=_GIVEN.flattened,
@@ -83,7 +83,7 @@ def main(argv):
     variables,
     update,
     attacks=attacks,
-    image_shape=shape,
+    sample_shape=shape,
     labels=labels,
     client=_client(),
     defense=defense,
@@ -129,7 +129,7 @@ def _shape(text):
 
   parts = [part.strip() for part in text.replace('x', ',').split(',')]
   if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
-    raise errors.UsageError(f'--image_shape={text}, expected height,width,channels as in 32,32,3')
+    raise errors.UsageError(f'--sample_shape={text}, expected height,width,channels as in 32,32,3')
   return tuple(map(int, parts))
 
 

@@ -47,7 +47,7 @@ def main(argv):
   registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
   attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
-  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.images.shape[1:])
+  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.samples.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir, settings = _GIVEN.workdir, _audited.settings(_GIVEN)
   if _GIVEN.rounds_before:  # an error comes before the training

@@ -39,7 +39,7 @@ def main(argv):
   registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
   defenses = registry.defenses(_GIVEN.defenses)
-  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.images.shape[1:])
+  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.samples.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   workdir = _GIVEN.workdir
   found = gl.autoleak(

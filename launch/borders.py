@@ -40,8 +40,8 @@ def main(argv):
   gallery = gl.data.gallery(_GIVEN.dataset, 'test', **_GIVEN.options())
   key = jax.random.key(0)
   model = gl.models.create('lenet', data.num_classes, init='explicit')
-  scenario = gl.scenario(model, data.images, data.labels, key=key, dataset=data.name, gallery=gallery)
-  if gallery.by_class and len(np.unique(data.labels)) > 1:
+  scenario = gl.scenario(model, data.samples, data.targets, key=key, dataset=data.name, gallery=gallery)
+  if gallery.by_class and len(np.unique(data.targets)) > 1:
     raise errors.UsageError(f'{_GIVEN.trials} images are of several kinds, each with a border of its own: take fewer')
   strengths = np.geomspace(1e-3, 0.3, _GIVEN.strengths)
   result = gl.audit(
@@ -55,7 +55,7 @@ def main(argv):
     controls=32,
     progress=_GIVEN.progress,
   )
-  threshold = gl.metrics.gallery(scenario.gallery.images, data.images).threshold
+  threshold = gl.metrics.gallery(scenario.gallery.samples, data.samples).threshold
   output = pathlib.Path(_GIVEN.output)
   storage.made_folder(output.parent)
   storage.write_atomically(output, report.border_picture(result, threshold))

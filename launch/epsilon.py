@@ -38,11 +38,11 @@ def main(argv):
   _GIVEN.images_alone(data)
   key = jax.random.key(_GIVEN.seed)
   model = gl.models.create(_GIVEN.model, data.num_classes, init=_GIVEN.init)
-  variables = _GIVEN.variables(model, data.images.shape[1:], (data.images, data.labels), 'private')
+  variables = _GIVEN.variables(model, data.samples.shape[1:], (data.samples, data.targets), 'private')
   scenario = gl.scenario(
     model,
-    data.images,
-    data.labels,
+    data.samples,
+    data.targets,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
     num_classes=data.num_classes,
     dataset=data.name,

@@ -47,19 +47,19 @@ def main(argv):
   _program.say(f'reading {_GIVEN.dataset} …')
   private = _GIVEN.read(_GIVEN.split)
   _GIVEN.images_alone(private)
-  order = _turns(private.labels)
+  order = _turns(private.targets)
   public = None
   if _GIVEN.public:
     split = 'test' if _GIVEN.split.startswith('train') else 'train'
     other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
-    chosen = _turns(other.labels)[: _GIVEN.public]
-    public = other.images[chosen], other.labels[chosen]
-  model = _GIVEN.network(private.num_classes, private.images.shape[1:])
+    chosen = _turns(other.targets)[: _GIVEN.public]
+    public = other.samples[chosen], other.targets[chosen]
+  model = _GIVEN.network(private.num_classes, private.samples.shape[1:])
   found = gl.sensitivity(
     jax.random.key(_GIVEN.seed),
     model,
-    private.images[order],
-    private.labels[order],
+    private.samples[order],
+    private.targets[order],
     attack=attack,
     client=_GIVEN.client(),
     defense=defense,

@@ -60,25 +60,25 @@ def main(argv):
   _program.say(f'reading {_GIVEN.dataset} …')
   samples, test = map(_GIVEN.read, ('train', 'test'))
   _GIVEN.fit(samples)
-  errors.check_number('public', _GIVEN.public, low=0, high=len(samples.images) - 1, integer=True)
-  kept = len(samples.images) - _GIVEN.public
-  train = samples.images[:kept], samples.labels[:kept]
-  model = _GIVEN.network(_GIVEN.outputs(samples), samples.images.shape[1:])
-  keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), samples.images.shape[1:]
-  variables = _GIVEN.variables(model, shape, (test.images, test.labels), 'test')
+  errors.check_number('public', _GIVEN.public, low=0, high=len(samples.samples) - 1, integer=True)
+  kept = len(samples.samples) - _GIVEN.public
+  train = samples.samples[:kept], samples.targets[:kept]
+  model = _GIVEN.network(_GIVEN.outputs(samples), samples.samples.shape[1:])
+  keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), samples.samples.shape[1:]
+  variables = _GIVEN.variables(model, shape, (test.samples, test.targets), 'test')
   if variables is None:
     variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
   found = gl.frontier(
     keys[2],
     model,
     train,
-    (test.images, test.labels),
+    (test.samples, test.targets),
     defenses,
     attacks,
     clients=partition.parse(_GIVEN.partition, keys[1], train[1], _GIVEN.clients),
     variables=variables,
     client=_GIVEN.client(),
-    public=(samples.images[kept:], samples.labels[kept:]) if _GIVEN.public else None,
+    public=(samples.samples[kept:], samples.targets[kept:]) if _GIVEN.public else None,
     gallery=gl.data.gallery(_GIVEN.dataset, 'train', **_GIVEN.gallery_options()) if attacks else None,
     settings=_GIVEN.made(gl.FrontierSettings),
     config={

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
   _program.say(f'reading {_GIVEN.dataset} …')
   data = _GIVEN.read(_GIVEN.split)
   _GIVEN.images_alone(data)
-  shape = data.images.shape[1:]
+  shape = data.samples.shape[1:]
   errors.check_choice('kind', _GIVEN.kind, trained.KINDS)
   make = gan.training if _GIVEN.kind == 'generator' else denoiser.training
   made = make(shape, width=_GIVEN.width, batch_size=_GIVEN.batch_size, learning_rate=_GIVEN.learning_rate)
@@ -58,23 +58,23 @@ def main(argv: list[str]) -> None:
   config = {
     **about,
     **{name: getattr(_GIVEN, name) for name in ('kind', 'limit', 'width', 'batch_size', 'learning_rate', 'seed')},
-    'trained_on': trained.fingerprints(data.images).sum().item(),
+    'trained_on': trained.fingerprints(data.samples).sum().item(),
   }
   _program.say('compiling …')
   state = training.train(
     jax.random.key(_GIVEN.seed),
     made,
-    data.images,
+    data.samples,
     _GIVEN.steps,
     workdir=_GIVEN.workdir,
     config=config,
     on_steps=_report(_GIVEN.steps, _GIVEN.progress),
   )
   weights = os.path.join(_GIVEN.workdir, 'weights.npz')
-  trained.save(weights, made.module, jax.device_get(state.average), data.images, **about)
+  trained.save(weights, made.module, jax.device_get(state.average), data.samples, **about)
   samples = os.path.join(_GIVEN.workdir, 'samples.png')
-  write_atomically(samples, _sheet(trained.load(weights, _GIVEN.kind), data.images, _GIVEN.seed))
-  print(f'{len(data.images)} images of {_GIVEN.dataset}, {_GIVEN.split}; {_GIVEN.steps} steps')
+  write_atomically(samples, _sheet(trained.load(weights, _GIVEN.kind), data.samples, _GIVEN.seed))
+  print(f'{len(data.samples)} images of {_GIVEN.dataset}, {_GIVEN.split}; {_GIVEN.steps} steps')
   print(f'weights: {weights}\nsamples: {samples}')
 
 

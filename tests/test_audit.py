@@ -37,7 +37,7 @@ def closed_form(reconstruct):
 
     def finish(key, observation):
       images, distance = reconstruct(key, observation)
-      zero, labels = jnp.zeros((), jnp.float32), jnp.zeros(observation.image_shape[:1], jnp.int32)
+      zero, labels = jnp.zeros((), jnp.float32), jnp.zeros(observation.batch_shape[:1], jnp.int32)
       return gl.attacks.Reconstruction(images, labels, zero, distance, zero, jnp.full((), -1, jnp.int32))
 
     return gl.attacks.Attack(
@@ -55,7 +55,7 @@ def closed_form(reconstruct):
 def draw(key, observation):
   """An attack that guesses: a constant image drawn from its key, which it holds for the better the darker it is."""
   value = jax.random.uniform(key)
-  return jnp.full(observation.image_shape, value), value
+  return jnp.full(observation.batch_shape, value), value
 
 
 def by(rows, **chosen):
@@ -88,7 +88,7 @@ def test_rows_come_by_attack_then_defense_then_trial(result, linear):
   ]
   assert [(row['defense'], row['trial']) for row in result.controls] == [('null_gradient', i) for i in range(8)]
   assert {row['attack'] for row in result.rows + result.controls} == {RECOVERY}
-  np.testing.assert_array_equal(result.truth, linear.images[:4, np.newaxis])
+  np.testing.assert_array_equal(result.truth, linear.samples[:4, np.newaxis])
 
 
 def test_an_undefended_linear_layer_leaks_everything(result):
@@ -146,7 +146,7 @@ def test_another_model_of_the_same_spec_compiles_nothing(caplog):
 
   def run(seed):
     model = gl.models.create('mlp(widths=3)', 10)
-    scenario = gl.scenario(model, data.images, data.labels, key=jax.random.key(seed), dataset='digits')
+    scenario = gl.scenario(model, data.samples, data.targets, key=jax.random.key(seed), dataset='digits')
     with jax.log_compiles():
       audit(scenario, ('none', 'prune(rate=0.5)'), ('csdlg(steps=2)',), trials=2, controls=2)
     compiled = sum('Compiling' in record.message for record in caplog.records)
@@ -201,8 +201,8 @@ def test_restarts_are_chosen_by_the_distance_and_the_oracle_stands_beside(linear
 @pytest.mark.parametrize(('labels', 'granted'), [('known', 1), ('inferred', 0), ('optimised', 0), ('wainakh', 0)])
 def test_an_attacker_sees_no_labels_that_it_is_not_granted(linear, labels, granted):
   def reveal(key, observation):
-    assert observation.labels.shape == (2, 10)
-    return jnp.broadcast_to(jnp.max(observation.labels, axis=1)[:, None, None, None], (2, 8, 8, 1)), jnp.float32(0)
+    assert observation.targets.shape == (2, 10)
+    return jnp.broadcast_to(jnp.max(observation.targets, axis=1)[:, None, None, None], (2, 8, 8, 1)), jnp.float32(0)
 
   found = audit(linear, attacks={'reveal': closed_form(reveal)}, labels=labels, batch_size=2, trials=2)
   assert (found.reconstructions['reveal', 'none'] == granted).all()
@@ -228,7 +228,7 @@ def test_an_attack_of_ones_own_in_closed_form(linear, tmp_path, capsys):
   def divide(key, observation):
     kernel, bias = observation.update['kernel'], observation.update['bias']
     most = jnp.argmax(jnp.abs(bias))
-    return (kernel[:, most] / bias[most]).reshape(observation.image_shape), jnp.float32(0)
+    return (kernel[:, most] / bias[most]).reshape(observation.batch_shape), jnp.float32(0)
 
   attacks = {'own/closed form': closed_form(divide)}
   found = audit(linear, attacks=attacks, workdir=tmp_path / 'new', progress='lines')
@@ -249,7 +249,7 @@ def stopped():
   """LeNet on digits after 20 steps: by a matching attack and a defense of the user's own."""
   dataset = gl.data.load('digits', limit=2)
   model = gl.models.create('lenet', dataset.num_classes)
-  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0))
+  scenario = gl.scenario(model, dataset.samples, dataset.targets, key=jax.random.key(0))
 
   def own(client):
     return gl.attacks.gradient_matching(client, optax.sgd(0.1), 20, distance='cosine')
@@ -361,11 +361,11 @@ def test_judge(changes, control, success, solved, verdict):
 def test_blank_images_are_recovered_and_counted():
   """Of four slices that hold one value each, and four images: the attack finds all, and all of them are exact."""
   digits = gl.data.load('digits', limit=60)
-  images = digits.images.copy()
+  images = digits.samples.copy()
   images[:4] = np.asarray([0.0, 0.2, 0.55, 0.9], np.float32).reshape(4, 1, 1, 1)
   model = gl.models.create('mlp(widths=32)', 10)
-  scenario = gl.scenario(model, images, digits.labels, key=jax.random.key(0), dataset='slices')
-  assert scenario.settings['gallery']['flat'] == 4 and len(scenario.gallery.images) == 56
+  scenario = gl.scenario(model, images, digits.targets, key=jax.random.key(0), dataset='slices')
+  assert scenario.settings['gallery']['flat'] == 4 and len(scenario.gallery.samples) == 56
   found = audit(scenario, attacks=['csdlg_fast(tv=0,steps=300)', 'fidel'], trials=8)
   searched, closed = (by(found.rows, attack=attack) for attack in found.threat_models)
   assert [row['flat'] for row in searched] == [1] * 4 + [0] * 4
@@ -382,14 +382,14 @@ def test_faces_are_found_among_faces_however_many_are_attacked():
   for number in (8, 16, 32):
     faces = gl.data.load('faces', limit=number)
     scenario = gl.scenario(
-      model, faces.images, faces.labels, num_classes=2, key=jax.random.key(0), gallery=gallery,
-      public=(public.images, public.labels),
+      model, faces.samples, faces.targets, num_classes=2, key=jax.random.key(0), gallery=gallery,
+      public=(public.samples, public.targets),
     )  # fmt: skip
     assert scenario.settings['gallery'] == {
       'by_class': True, 'images': {'face': 100}, 'left_out': {'non-face': 100}, 'flat': 0, 'public': 50,
     }  # fmt: skip
     (among,) = plan(KEY, scenario, [None], objects(['fidel']), number, gl.AuditSettings()).groups[0].gallery.values()
-    assert set(among.candidates(faces.images)) == {99}
+    assert set(among.candidates(faces.samples)) == {99}
     thresholds.add(among.threshold)
   assert len(thresholds) == 1 and thresholds.pop() == pytest.approx(0.566, abs=2e-3)
 
@@ -398,13 +398,13 @@ def test_each_image_is_found_among_those_of_its_kind():
   faces = gl.data.load('faces')
   both = np.r_[:2, 60:62]
   scenario = gl.scenario(
-    gl.models.create('mlp(widths=8)', 2), faces.images[both], faces.labels[both], key=jax.random.key(0),
+    gl.models.create('mlp(widths=8)', 2), faces.samples[both], faces.targets[both], key=jax.random.key(0),
     gallery=gl.data.gallery('faces'),
   )  # fmt: skip
   assert scenario.settings['gallery']['images'] == {'non-face': 97, 'face': 100}
   assert scenario.settings['gallery']['flat'] == 3
   (group,) = plan(KEY, scenario, [None], objects(['fidel']), 4, gl.AuditSettings()).groups
-  found = [group.gallery[int(label)].candidates(scenario.images[[i]])[0] for i, label in enumerate(scenario.labels)]
+  found = [group.gallery[int(label)].candidates(scenario.samples[[i]])[0] for i, label in enumerate(scenario.targets)]
   assert found == [99, 99, 96, 96]
   (row,) = audit(scenario, attacks=['fidel'], controls=2, trials=1, batch_size=4).rows
   assert row['candidates'] == 96
@@ -415,7 +415,7 @@ def test_a_gallery_of_images_alone_is_of_one_kind_and_its_bar_is_its_own(linear)
   thresholds = set()
   for number in (8, 16, 32):
     scenario = gl.scenario(
-      linear.client.model, digits.images[:number], digits.labels[:number], key=KEY, gallery=digits.images[200:400]
+      linear.client.model, digits.samples[:number], digits.targets[:number], key=KEY, gallery=digits.samples[200:400]
     )
     groups = plan(KEY, scenario, [None], objects([RECOVERY]), number, gl.AuditSettings()).groups
     assert {len(among.places) for among in groups[0].gallery.values()} == {200}
@@ -435,7 +435,7 @@ def test_a_gallery_of_images_alone_is_of_one_kind_and_its_bar_is_its_own(linear)
 )
 def test_galleries_that_do_not_fit(linear, gallery, message):
   with pytest.raises(gl.UsageError, match=message):
-    gl.scenario(linear.client.model, linear.images, linear.labels, key=KEY, gallery=gallery)
+    gl.scenario(linear.client.model, linear.samples, linear.targets, key=KEY, gallery=gallery)
 
 
 def test_the_threshold_of_a_pool():
@@ -629,14 +629,14 @@ def test_what_has_arrived_does_not_diverge_while_its_group_goes_on(linear):
     return gl.attacks.gradient_matching(client, optimizer, 8, distance='cosine', tolerance=0.999, labels='known')
 
   attack = far_too_fast(linear.client)
-  images, labels = linear.images[:1], jax.nn.one_hot(linear.labels[:1], 10)
+  images, labels = linear.samples[:1], jax.nn.one_hot(linear.targets[:1], 10)
   update = linear.client.local_update(None, linear.variables, images, labels).update
   observation = gl.Observation(linear.variables, update, labels, gl.Knowledge(labels='known'), images.shape, 10)
   state, step = jax.jit(attack.init)(jax.random.key(0), observation), jax.jit(attack.step)
   for _ in range(8):
     state, info = step(state, observation)
   assert info['finished'] and state.diverged_step == -1
-  assert np.isfinite(jax.jit(attack.reconstruct)(state, observation).images).all()
+  assert np.isfinite(jax.jit(attack.reconstruct)(state, observation).samples).all()
 
 
 def test_methods_are_added_to_a_finished_work_directory(linear, tmp_path):

@@ -26,14 +26,14 @@ class Case:
   """A model with its variables and clients' updates on real digits."""
 
   def __init__(self, model, images, labels, **client):
-    self.model, self.images, self.labels, self.fields = model, images, labels, client
+    self.model, self.samples, self.targets, self.fields = model, images, labels, client
     self.variables = model.init(jax.random.key(0), images.shape[1:])
     self.client = gl.ClientSettings(**client).client(model, 10)
 
   def update(self, number=1, client=None):
     """Returns what a client sends of the first images."""
     send = jax.jit((client or self.client).local_update)
-    update = send(jax.random.key(3), self.variables, self.images[:number], self.labels[:number]).update
+    update = send(jax.random.key(3), self.variables, self.samples[:number], self.targets[:number]).update
     return jax.tree.map(np.asarray, update)
 
   def stand_in(self, number):
@@ -42,7 +42,7 @@ class Case:
 
   def attack(self, update, **options):
     """Returns the `Captured` of a few steps and two control runs."""
-    options = {'controls': 2, 'steps': 5, 'progress': 'none', 'image_shape': SHAPE, **self.fields, **options}
+    options = {'controls': 2, 'steps': 5, 'progress': 'none', 'sample_shape': SHAPE, **self.fields, **options}
     return gl.attack(jax.random.key(1), self.model, self.variables, update, **options)
 
 
@@ -78,12 +78,12 @@ def test_every_format_gives_the_private_image(kind, dense, tmp_path):
     path = written('npz', {f'module.{name}': x for name, x in entries.items()}, tmp_path)
   else:
     path = written(kind, as_torch(update), tmp_path)
-  read = gl.read_update(path, dense.model, dense.variables, image_shape=SHAPE, names=names)
+  read = gl.read_update(path, dense.model, dense.variables, sample_shape=SHAPE, names=names)
   jax.tree.map(np.testing.assert_array_equal, read, update)
   (one,) = dense.attack(read, attacks=[gl.attacks.fidel()]).inversions
-  np.testing.assert_allclose(one.images[0], dense.images[0], atol=1e-5)
+  np.testing.assert_allclose(one.samples[0], dense.samples[0], atol=1e-5)
   assert one.mismatch < 1e-9 and (one.control_mismatch > 0.5).all() and one.closer == 2 and one.adaptive is None
-  assert one.likeness < 0.9 and one.control_images.shape[0] == 2 and one.steps == 0
+  assert one.likeness < 0.9 and one.control_samples.shape[0] == 2 and one.steps == 0
 
 
 @pytest.mark.parametrize('channels', [1, 3])
@@ -101,7 +101,7 @@ def test_the_layout_of_a_convolutional_network_in_pytorch(channels, tmp_path):
       x = x.T
     entries[name] = np.ascontiguousarray(x)
   path = written('zip', entries, tmp_path)
-  read = gl.read_update(path, model, variables, image_shape=(10, 8, channels))
+  read = gl.read_update(path, model, variables, sample_shape=(10, 8, channels))
   jax.tree.map(np.testing.assert_array_equal, read, variables['params'])
   weights = gl.read_weights(path, model, (10, 8, channels))
   jax.tree.map(np.testing.assert_array_equal, weights, dict(variables))
@@ -122,7 +122,7 @@ def test_an_update_of_a_published_residual_network(tmp_path):
     entries[f'module.{name}'] = rng.normal(size=shape).astype(np.float32)
   path = written('zip', entries, tmp_path)
   expected = torch_weights.load(path, model, SHAPE)
-  read = gl.read_update(path, model, expected, image_shape=SHAPE)  # without the statistics of BatchNorm
+  read = gl.read_update(path, model, expected, sample_shape=SHAPE)  # without the statistics of BatchNorm
   jax.tree.map(np.testing.assert_array_equal, read, expected['params'])
   jax.tree.map(np.testing.assert_array_equal, gl.read_weights(path, model, SHAPE), expected)
 
@@ -185,8 +185,8 @@ def test_updates_that_cannot_be_attacked_say_why(affine):
     ({'epochs': 2}, "unknown setting of gradleak.attack: 'epochs'"),
     ({'attacks': [gl.attacks.fidel()]}, "does not offer 'layers'"),
     ({'attacks': [gl.servers.imprint()]}, 'malicious server'),
-    ({'image_shape': (8, 8)}, r'image_shape is \(8, 8\), expected \(height, width, channels\)'),
-    ({'image_shape': None}, r'image_shape is not given'),
+    ({'sample_shape': (8, 8)}, r'sample_shape is \(8, 8\), expected \(height, width, channels\)'),
+    ({'sample_shape': None}, r'sample_shape is not given'),
   ],
 )
 def test_settings_that_cannot_be_run_say_why(affine, options, message):
@@ -207,7 +207,7 @@ def test_the_finding_is_the_same_at_any_scale(attack, dense, tmp_path):
     np.savez(tmp_path / 'update.npz', **scaled)
     found = dense.attack(gl.read_update(tmp_path / 'update.npz', dense.model, dense.variables), attacks=[attack])
     (one,) = found.inversions
-    np.testing.assert_allclose(one.images, expected.images, atol=1e-4)
+    np.testing.assert_allclose(one.samples, expected.samples, atol=1e-4)
     np.testing.assert_allclose(one.mismatch, expected.mismatch, rtol=1e-3, atol=1e-12)
     np.testing.assert_allclose(one.control_mismatch, expected.control_mismatch, rtol=0.1)
     said = [text for text in found.warnings if text.startswith('The norm of the update is ')]
@@ -250,7 +250,7 @@ def test_what_stands_out_in_an_update(affine):
   assert "are those of share='delta'" in warned(several)
   assert not hints(several, affine.variables, affine.client, SHAPE, 9)
   assert 'asks for 3 classes, and 1 sample is said' in warned(affine.update(3))
-  right = int(affine.labels[0])
+  right = int(affine.targets[0])
   wrong = (right + 1) % 10
   assert warned(update, [right]) == ''
   assert f'The label is given as {wrong}, and the classifying layer asks for {right}' in warned(update, [wrong])
@@ -270,7 +270,7 @@ def test_an_attacker_who_knows_the_defense_and_its_own_controls(affine):
   non_adaptive, masked, _ = found
   assert masked.mismatch < non_adaptive.mismatch and masked.does.startswith('It compares only what was sent')
   assert all(one.closer == 2 and one.control_mismatch.shape == (2,) for one in found)
-  assert 'It knows the defense and its settings.' in masked.granted and masked.labels.tolist() == [affine.labels[0]]
+  assert 'It knows the defense and its settings.' in masked.granted and masked.labels.tolist() == [affine.targets[0]]
 
 
 @pytest.mark.parametrize(('signs', 'expected'), [(False, 'ladder'), (True, 'ladder(match=sign)')])
@@ -288,7 +288,7 @@ def test_the_default_attacks_are_a_ladder_and_what_reads_the_network(affine, den
 @pytest.mark.slow
 def test_a_prior_from_a_file_needs_no_public_images(dense, tmp_path):
   """The generator makes the private image of some latents; the other images of its file are not private."""
-  image = dense.images[0]
+  image = dense.samples[0]
   arrays = {'0.weight': np.eye(64, 2, dtype=np.float32), '0.bias': np.arctanh(1.96 * image.reshape(-1) - 0.98)}
   np.savez(tmp_path / 'prior.npz', **arrays)
   for make in (gl.attacks.gias, gl.attacks.ggl):
@@ -298,13 +298,13 @@ def test_a_prior_from_a_file_needs_no_public_images(dense, tmp_path):
     dense.update(),
     attacks=[gl.attacks.gias(file=str(tmp_path / 'prior.npz'), latent_steps=5, learning_rate=0.1)],
     steps=150,
-    labels=dense.labels[:1],
+    labels=dense.targets[:1],
   )
   (one,) = found.inversions
   assert one.mismatch < 0.05 < 0.5 < one.control_mismatch.min()
   assert any('a generator from a file' in sentence for sentence in one.granted)
   with pytest.raises(gl.UsageError, match='the prior is of images of 8×8×1, and the private ones have 4×16×1'):
-    options = {'attacks': [gl.attacks.ggl(file=str(tmp_path / 'prior.npz'))], 'image_shape': (4, 16, 1)}
+    options = {'attacks': [gl.attacks.ggl(file=str(tmp_path / 'prior.npz'))], 'sample_shape': (4, 16, 1)}
     dense.attack(dense.update(), **options)
   with pytest.raises(gl.UsageError, match='there are none: audit a client'):
     dense.attack(dense.update(), attacks=[gl.attacks.lti()])
@@ -317,9 +317,9 @@ def delta(linear, small_images):
 
 @pytest.mark.slow
 def test_a_client_that_shares_its_delta(delta):
-  options = {'num_samples': 2, 'labels': delta.labels[:2], 'restarts': 2, 'steps': 20}
+  options = {'num_samples': 2, 'labels': delta.targets[:2], 'restarts': 2, 'steps': 20}
   (one,) = delta.attack(delta.update(2), **options).inversions
-  assert one.images.shape == (2, *SHAPE) and one.labels_mode == 'known'
+  assert one.samples.shape == (2, *SHAPE) and one.labels_mode == 'known'
   assert one.objective < one.objective_start and one.mismatch < one.control_mismatch.min()
   np.testing.assert_allclose(one.mismatch, one.distance, atol=1e-5)
   assert any('2 local steps' in sentence for sentence in one.granted)
@@ -337,12 +337,12 @@ def test_a_work_directory_holds_what_was_found(affine, stored):
   first, folder = stored
   again = affine.attack(affine.update(), workdir=folder, progress=None)
   for one, other in zip(first.inversions, again.inversions, strict=True):
-    np.testing.assert_array_equal(one.images, other.images)
+    np.testing.assert_array_equal(one.samples, other.samples)
     assert (one.mismatch, one.granted) == (other.mismatch, other.granted)
   told = json.loads((folder / 'result.json').read_text('utf-8'))
   assert told['inversions'][0]['closer'] == first.inversions[0].closer and told['config'] == first.config
   with np.load(folder / 'reconstructions.npz') as archive:
-    np.testing.assert_array_equal(archive['["ladder", null]'], first.inversions[0].images)
+    np.testing.assert_array_equal(archive['["ladder", null]'], first.inversions[0].samples)
   with pytest.raises(gl.UsageError, match=r'belongs to other settings: .*steps was 5, now 6'):
     affine.attack(affine.update(), workdir=folder, steps=6)
 
@@ -356,7 +356,7 @@ def test_a_run_that_was_stopped_goes_on(affine, stored, tmp_path):
     affine.attack(affine.update(), workdir=tmp_path / 'w', progress=stop)
   assert len(list((tmp_path / 'w' / 'checkpoints').iterdir())) == 1
   (one,) = affine.attack(affine.update(), workdir=tmp_path / 'w').inversions
-  np.testing.assert_array_equal(one.images, stored[0].inversions[0].images)
+  np.testing.assert_array_equal(one.samples, stored[0].inversions[0].samples)
   assert not (tmp_path / 'w' / 'checkpoints').exists()
 
 
@@ -379,7 +379,7 @@ def test_the_page_escapes_and_claims_nothing(stored, tmp_path):
 def test_the_page_without_controls(stored):
   nothing = np.zeros(0, np.float32)
   (one,) = (
-    dataclasses.replace(one, control_mismatch=nothing, control_images=one.control_images[:0], grey=2.0)
+    dataclasses.replace(one, control_mismatch=nothing, control_samples=one.control_samples[:0], grey=2.0)
     for one in stored[0].inversions
   )
   result = dataclasses.replace(stored[0], inversions=[one], config={**stored[0].config, 'controls': 0})
@@ -393,8 +393,8 @@ def test_the_example(tmp_path, monkeypatch, capsys):
   path = pathlib.Path(__file__).parents[1] / 'examples' / 'captured_upload.py'
   assert len(path.read_text('utf-8').splitlines()) < 40
   (one,) = runpy.run_path(str(path))['result'].inversions
-  face = gl.data.load('faces', 'test', limit=1).images[0]
-  assert gl.metrics.pearson(one.images[:1], face[None])[0] > 0.98 and one.closer == 4
+  face = gl.data.load('faces', 'test', limit=1).samples[0]
+  assert gl.metrics.pearson(one.samples[:1], face[None])[0] > 0.98 and one.closer == 4
   assert 'report: results/captured/report.html' in capsys.readouterr().out
 
 
@@ -405,7 +405,7 @@ def test_a_tensor_that_is_missing_is_not_compared(affine, missing):
   update |= {} if missing is None else {missing: np.zeros_like(update[missing])}
   found = affine.attack(update, steps=60)
   (one,) = found.inversions
-  assert (one.labels_mode, list(one.labels)) == ('inferred', affine.labels[:1].tolist())
+  assert (one.labels_mode, list(one.labels)) == ('inferred', affine.targets[:1].tolist())
   assert one.mismatch < 0.1
   assert ('They are not compared' in ' '.join(found.warnings)) == (missing is not None)
 
@@ -413,12 +413,12 @@ def test_a_tensor_that_is_missing_is_not_compared(affine, missing):
 def test_a_closed_form_without_labels_is_compared_where_the_bias_is_missing(dense):
   """The label is read from the weights then: as class 0, which a bias of zeros is read as, it would explain nothing."""
   for missing in (False, True):
-    moved = Case(dense.model, dense.images[1:], dense.labels[1:])
+    moved = Case(dense.model, dense.samples[1:], dense.targets[1:])
     update = moved.update()
     if missing:
       update['Dense_1']['bias'] = np.zeros_like(update['Dense_1']['bias'])
     (one,) = moved.attack(update, attacks=[gl.attacks.fidel(candidates=1)]).inversions
-    assert moved.labels[0] != 0 and one.mismatch < 1e-6
+    assert moved.targets[0] != 0 and one.mismatch < 1e-6
 
 
 @pytest.mark.parametrize('dense_layers', [1, 2])
@@ -441,7 +441,7 @@ def test_pytorchs_layout_of_a_model_that_lists_no_layers(dense_layers, tmp_path)
   if dense_layers > 1:
     entries['after.weight'] = params['after']['kernel'].T
   np.savez(tmp_path / 'update.npz', **entries)
-  found = gl.read_update(tmp_path / 'update.npz', model, {'params': params}, image_shape=(8, 8, 3))
+  found = gl.read_update(tmp_path / 'update.npz', model, {'params': params}, sample_shape=(8, 8, 3))
   for name, kernel in params.items():
     np.testing.assert_array_equal(found[name]['kernel'], kernel['kernel'])
 
@@ -519,9 +519,9 @@ def test_weights_that_came_back_less_those_sent(dense, tmp_path):
     read = gl.read_update(state_dict(returned), dense.model, dense.variables, sent=before)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b.astype(np.float32)), read, expected)
   (one,) = (
-    Case(dense.model, dense.images, dense.labels, share='delta').attack(read, attacks=[gl.attacks.fidel()]).inversions
+    Case(dense.model, dense.samples, dense.targets, share='delta').attack(read, attacks=[gl.attacks.fidel()]).inversions
   )
-  np.testing.assert_allclose(one.images[0], dense.images[0], atol=1e-3)
+  np.testing.assert_allclose(one.samples[0], dense.samples[0], atol=1e-3)
   part = {name: x for name, x in state_dict(returned).items() if name.startswith('Dense_0')}
   with pytest.raises(gl.UsageError, match=r'what was sent has Dense_1\.bias, and the update does not'):
     gl.read_update(part, dense.model, dense.variables, sent=sent, partial=True)
@@ -536,7 +536,7 @@ def test_a_list_that_does_not_fit_says_how_to_name_its_arrays(dense, tmp_path):
     gl.read_update([arrays[2], arrays[3], arrays[0], arrays[1]], dense.model, dense.variables)
   unordered = dense.model._replace(layers=None)
   with pytest.raises(gl.UsageError, match=rf'does not tell the order of its layers: {advice}'):
-    gl.read_update(arrays, unordered, dense.variables, image_shape=SHAPE)
+    gl.read_update(arrays, unordered, dense.variables, sample_shape=SHAPE)
   with pytest.raises(gl.UsageError, match=r'the update is 3, expected the path of a file, a dictionary'):
     gl.read_update(3, dense.model, dense.variables)
 
@@ -555,7 +555,7 @@ def test_a_list_with_the_statistics_of_batch_norm():
       if 'scale' in values:
         statistics = trees.get(drawn['batch_stats'], module)
         arrays += [statistics['mean'], statistics['var'], np.asarray(3, np.int64)]
-  read = gl.read_update(arrays, model, variables, image_shape=SHAPE)
+  read = gl.read_update(arrays, model, variables, sample_shape=SHAPE)
   jax.tree.map(np.testing.assert_array_equal, read, drawn['params'])
   jax.tree.map(np.testing.assert_array_equal, gl.read_weights(arrays, model, SHAPE), drawn)
 
@@ -572,7 +572,7 @@ def in_torch(module, leaf, values):
 
 def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
   options = {'attacks': [gl.attacks.fidel(), gl.attacks.csdlg_fast()], 'controls': 4, 'workdir': tmp_path / 'w'}
-  found = dense.attack(dense.update(), truth=(dense.images[:1], dense.labels[:1]), **options)
+  found = dense.attack(dense.update(), truth=(dense.samples[:1], dense.targets[:1]), **options)
   frame = found.to_frame()
   assert frame['attack'].tolist() == ['fidel', 'csdlg_fast']
   assert frame['verdict'][0] == 'exact' and frame['psnr'][0] > 60 > 20 > frame['psnr'][1]
@@ -581,7 +581,7 @@ def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
   assert set(found.rows[0]) == set(audited.rows[0])
   table, page = report.captured_table(found), report.render_captured(found)
   assert 'exact' in table and 'Judged by the private samples' in page and 'nothing on this page says' not in page
-  again = dense.attack(dense.update(), truth=(dense.images[:1], dense.labels[:1]), **options)
+  again = dense.attack(dense.update(), truth=(dense.samples[:1], dense.targets[:1]), **options)
   assert again.rows == found.rows
   with pytest.raises(gl.UsageError, match=r'belongs to other settings: .*truth was True, now False'):
     dense.attack(dense.update(), **options)
@@ -589,16 +589,16 @@ def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
 
 def test_a_truth_that_does_not_fit_is_refused(dense):
   for truth, message in [
-    (dense.images[:1], r'truth is .*, expected \(samples, targets\)'),
-    ((dense.images[:1], [10]), 'has the label 10'),
-    ((dense.images[:1] * 3, dense.labels[:1]), r'\[0, 1\]'),
+    (dense.samples[:1], r'truth is .*, expected \(samples, targets\)'),
+    ((dense.samples[:1], [10]), 'has the label 10'),
+    ((dense.samples[:1] * 3, dense.targets[:1]), r'\[0, 1\]'),
   ]:
     with pytest.raises(gl.UsageError, match=message):
       dense.attack(dense.update(), truth=truth, attacks=[gl.attacks.fidel()])
   with pytest.raises(gl.UsageError, match='the truth has 2 samples, and num_samples is 1'):
-    dense.attack(dense.update(), truth=(dense.images[:2], dense.labels[:2]), num_samples=1)
+    dense.attack(dense.update(), truth=(dense.samples[:2], dense.targets[:2]), num_samples=1)
   with pytest.raises(gl.UsageError, match=r'the labels given are \[\d\], and those of the truth \[\d\]'):
-    dense.attack(dense.update(), truth=(dense.images[:1], dense.labels[:1]), labels=[int(dense.labels[0]) ^ 1])
+    dense.attack(dense.update(), truth=(dense.samples[:1], dense.targets[:1]), labels=[int(dense.targets[0]) ^ 1])
   with pytest.raises(gl.UsageError, match=r'give attack truth=\(samples, targets\)'):
     dense.attack(dense.update(), attacks=[gl.attacks.fidel()]).to_frame()
 
@@ -646,7 +646,7 @@ def test_an_objective_that_does_not_move_is_inconclusive(adam):
 
 
 def test_the_truth_in_a_file(dense, tmp_path):
-  images, labels = dense.images[:2], dense.labels[:2]
+  images, labels = dense.samples[:2], dense.targets[:2]
   path = tmp_path / 'truth.npz'
   wide = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3), np.uint8)
   for arrays, expected, shape in [

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
 @pytest.fixture(scope='module')
 def digits():
   data = gl.data.load('digits', 'train', limit=60)
-  return data.images, data.labels
+  return data.samples, data.targets
 
 
 @pytest.fixture(scope='module')

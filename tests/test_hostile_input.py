@@ -1,6 +1,7 @@
 """Bad arguments of library calls: one `UsageError` each, which names the argument, before anything is compiled."""
 
 import math
+import re
 import struct
 import zlib
 
@@ -59,7 +60,7 @@ def frontier(key=KEY, train=(IMAGES, LABELS), test=(IMAGES, LABELS), defenses=No
 
 def federation(**options):
   return simulation.Federation(
-    **{'client': CLIENT, 'images': IMAGES, 'labels': LABELS, 'partition': PARTS, 'per_round': 2, **options}
+    **{'client': CLIENT, 'samples': IMAGES, 'targets': LABELS, 'partition': PARTS, 'per_round': 2, **options}
   )
 
 
@@ -158,7 +159,7 @@ TAKE_SAMPLES = {
   'public': lambda *pair: scenario(public=pair),
   'frontier': lambda *pair: frontier(train=pair),
   'test': lambda *pair: frontier(test=pair),
-  'federation': lambda *pair: federation(images=pair[0], labels=pair[1]),
+  'federation': lambda *pair: federation(samples=pair[0], targets=pair[1]),
   'local_update': lambda *pair: update(images=pair[0], labels=pair[1]),
   'delta': lambda *pair: update(images=pair[0], labels=pair[1], client=gl.Client(MODEL, 10, share='delta')),
 }
@@ -167,15 +168,15 @@ TAKE_SAMPLES = {
 @pytest.mark.parametrize('call', TAKE_SAMPLES)
 def test_what_are_no_samples(call):
   for images, labels in NO_SAMPLES.values():
-    assert 'image' in (found := message(TAKE_SAMPLES[call], images, labels)) or 'label' in found
+    assert re.search('image|sample|label|target', message(TAKE_SAMPLES[call], images, labels))
 
 
 def test_pixels_and_pairs_are_checked():
   for images in (IMAGES + 1, IMAGES * math.nan, IMAGES - 1):
     assert 'has a pixel of' in message(scenario, images)
   for pair in (None, (IMAGES,), (IMAGES, LABELS, LABELS), 'ab', IMAGES, 3):
-    assert 'expected (images, labels)' in message(frontier, train=pair)
-    assert 'expected (images, labels)' in message(frontier, test=pair)
+    assert 'expected (samples, targets)' in message(frontier, train=pair)
+    assert 'expected (samples, targets)' in message(frontier, test=pair)
   for pair in ((IMAGES,), 'ab', 3):
     assert 'public is ' in message(scenario, public=pair)
     assert 'test is ' in message(train, test=pair)
@@ -238,8 +239,8 @@ def test_what_is_no_model_and_no_image_shape():
     ):
       assert 'the model is ' in message(call, other)
   for shape in (None, 8, '8x8', (-8, 8, 1), (8, 8), (0, 8, 1), (8.5, 8, 1), (10**400, 8, 1)):
-    assert 'image_shape is ' in message(gl.models.lenet(10).init, KEY, shape)
-    assert 'image_shape is ' in message(gl.inspect, gl.models.lenet(10), VARIABLES, shape)
+    assert 'sample_shape is ' in message(gl.models.lenet(10).init, KEY, shape)
+    assert 'sample_shape is ' in message(gl.inspect, gl.models.lenet(10), VARIABLES, shape)
 
 
 NO_NUMBERS = [10**400, -1, math.nan, b'1', '1', [1], np.array([1, 2]), 1j, True]
@@ -289,7 +290,7 @@ def _defended(defense):
 
 
 def _captured(**options):
-  options = {'image_shape': SHAPE, 'labels': [0], 'attacks': [gl.attacks.csdlg(steps=1)], **options}
+  options = {'sample_shape': SHAPE, 'labels': [0], 'attacks': [gl.attacks.csdlg(steps=1)], **options}
   return gl.attack(KEY, MODEL, VARIABLES, {'w': np.ones((64, 10), np.float32)}, **options)
 
 
@@ -376,7 +377,7 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: gl.read_weights(1, MODEL, SHAPE), 'the weights is 1, expected the path of a file'),
     (lambda: gl.read_update(True, MODEL, VARIABLES), 'the update is True, expected the path of a file'),
     (lambda: gl.attack(KEY, MODEL, VARIABLES, VARIABLES['params'], client=3), 'client is 3'),
-    (lambda: gl.attack(KEY, MODEL, VARIABLES, VARIABLES['params'], image_shape=3), 'image_shape is 3'),
+    (lambda: gl.attack(KEY, MODEL, VARIABLES, VARIABLES['params'], sample_shape=3), 'sample_shape is 3'),
     (lambda: gl.data.check_classes(['a']), 'labels is'),
     (lambda: gl.metrics.fully_revealed(IMAGES, IMAGES, signed=np.ones(2)), 'signed is '),
     (lambda: audit(defenses=3), 'the defense is 3'),
@@ -400,7 +401,7 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: gl.read_weights('/proc/self/status', MODEL, SHAPE, names=[3]), 'names is [3], expected a mapping'),
     (lambda: scenario(model=EMPTY), "'empty' has no parameters: a client of it would send nothing"),
     (lambda: frontier(model=EMPTY), "'empty' has no parameters"),
-    (lambda: gl.attack(KEY, EMPTY, {'params': {}}, {}, image_shape=SHAPE), "'empty' has no parameters"),
+    (lambda: gl.attack(KEY, EMPTY, {'params': {}}, {}, sample_shape=SHAPE), "'empty' has no parameters"),
     (lambda: audit(workdir='a' * 5000), 'the work directory is'),
     (lambda: gl.defenses.chain(NOISE, 3), 'a stage of the chain is 3'),
     (lambda: gl.defenses.wrap(optax.identity(), 'step', clips=3), 'the trait clips is 3'),

@@ -35,7 +35,7 @@ def dense(weights):
 def digits():
   private, public = gl.data.load('digits', 'test', limit=8), gl.data.load('digits', 'train', limit=40)
   gallery = gl.data.gallery('digits', 'test', most=150)
-  return private, (public.images, public.labels), gallery
+  return private, (public.samples, public.targets), gallery
 
 
 @pytest.fixture(scope='module')
@@ -43,7 +43,7 @@ def scenario(digits):
   private, public, gallery = digits
   model = gl.models.create('mlp(widths=16)', 10)
   return gl.scenario(
-    model, private.images, private.labels, key=jax.random.key(0), dataset='digits', public=public, gallery=gallery
+    model, private.samples, private.targets, key=jax.random.key(0), dataset='digits', public=public, gallery=gallery
   )
 
 
@@ -107,9 +107,9 @@ def test_noise_ranks_originals_first_as_often_as_chance(scenario, tmp_path):
 
 def test_of_labels_that_nobody_knows_each_is_tried(digits, scenario):
   private, public, _ = digits
-  unlabelled = gl.data.gallery('digits', 'test', most=60).images
+  unlabelled = gl.data.gallery('digits', 'test', most=60).samples
   one = gl.scenario(
-    scenario.client.model, private.images, private.labels, key=jax.random.key(0), public=public, gallery=unlabelled
+    scenario.client.model, private.samples, private.targets, key=jax.random.key(0), public=public, gallery=unlabelled
   )
   with pytest.raises(gl.UsageError, match='labels of the gallery are not known'):
     identify(one, [None], 2)
@@ -288,7 +288,7 @@ def test_a_presence_test_accuses_as_often_as_it_says():
   scores['likelihood'][np.arange(trials), np.arange(trials)] += 10
   assert all(row['present'] for row in identification._judged(scores, listed, facts, False)[0])
   few = {'likelihood': scores['likelihood'][:2, :50]}
-  short = listed._replace(samples=np.zeros((50, 1)), labels=np.zeros(50, int), private=np.arange(2)[:, None])
+  short = listed._replace(samples=np.zeros((50, 1)), targets=np.zeros(50, int), private=np.arange(2)[:, None])
   assert {row['present'] for row in identification._judged(few, short, facts, False)[0]} == {None}, 'too few pairs'
 
 

@@ -143,7 +143,7 @@ def test_a_last_layer_of_zeros_is_a_start_and_a_batch_that_does_not_fit_an_error
   assert suspicions(inspect(model, zeros, (8, 8, 1))) == {}
   images, labels = digits()
   for batch in ((images[:1], labels[:1]), (images[:4, :4], labels[:4]), (images[:4], labels[:3])):
-    with pytest.raises(errors.UsageError, match='the batch has images'):
+    with pytest.raises(errors.UsageError, match='the batch has samples'):
       inspect(model, variables, (8, 8, 1), batch=batch)
   with pytest.raises(errors.UsageError, match='image 1 has the label 11'):
     inspect(model, variables, (8, 8, 1), batch=(images[:2], np.array([3, 11])))

@@ -109,7 +109,7 @@ def test_a_captured_update_is_attacked_by_one_at_a_time(held, tmp_path):
   held()
   model = gl.models.mlp(10, widths=2)
   variables = model.init(jax.random.key(0), (8, 8, 1))
-  options = {'image_shape': (8, 8, 1), 'labels': [0], 'progress': 'none', 'workdir': tmp_path / 'new'}
+  options = {'sample_shape': (8, 8, 1), 'labels': [0], 'progress': 'none', 'workdir': tmp_path / 'new'}
   with pytest.raises(errors.UsageError, match='is in use by process'):
     gl.attack(jax.random.key(0), model, variables, variables['params'], attacks=[gl.attacks.csdlg(steps=1)], **options)
 

@@ -19,7 +19,7 @@ ATTACKS = ['imprint(bins=32)', 'fidel', 'peeling']  # an honest server's behind 
 def scenario():
   data = gl.data.load('digits', 'test', limit=12)
   model = gl.models.create('mlp(widths=64)', data.num_classes)
-  return gl.scenario(model, data.images, data.labels, key=jax.random.key(0), dataset='digits')
+  return gl.scenario(model, data.samples, data.targets, key=jax.random.key(0), dataset='digits')
 
 
 def audit(scenario, attacks, trials, defenses=('none',), **settings):
@@ -71,7 +71,7 @@ def test_peeling_certifies_images_and_labels(result):
 
 def test_attacks_on_gradients_refuse_deltas(scenario):
   delta = gl.scenario(
-    scenario.client.model, scenario.images, scenario.labels, variables=scenario.variables, share='delta'
+    scenario.client.model, scenario.samples, scenario.targets, variables=scenario.variables, share='delta'
   )
   with pytest.raises(errors.UsageError, match='the attack peeling reads the gradient of one step'):
     audit(delta, ['peeling'], 1)
@@ -79,8 +79,8 @@ def test_attacks_on_gradients_refuse_deltas(scenario):
 
 @pytest.mark.slow
 def test_one_sample_is_fished_from_a_batch(scenario):
-  chosen = np.concatenate([np.flatnonzero(scenario.labels != 1)[:4], np.flatnonzero(scenario.labels == 1)[:1]])
-  fished = scenario._replace(images=scenario.images[chosen], labels=scenario.labels[chosen])
+  chosen = np.concatenate([np.flatnonzero(scenario.targets != 1)[:4], np.flatnonzero(scenario.targets == 1)[:1]])
+  fished = scenario._replace(samples=scenario.samples[chosen], targets=scenario.targets[chosen])
   attack = 'class_fishing(target=1,inner=csdlg_fast,steps=300)'
   result = audit(fished, [attack], 1, batch_size=5, controls=2)
   (row,) = result.rows
@@ -132,7 +132,7 @@ def test_processes_share_the_trials_of_every_server(scenario, tmp_path):
 @pytest.mark.slow
 def test_a_network_that_does_not_begin_dense_is_named(scenario):
   model = gl.models.create('cnn', 10)
-  convolutional = gl.scenario(model, scenario.images, scenario.labels, key=jax.random.key(0))
+  convolutional = gl.scenario(model, scenario.samples, scenario.targets, key=jax.random.key(0))
   with pytest.raises(errors.UsageError, match='not the 64 values of an image'):
     audit(convolutional, ['fidel'], 1)
 

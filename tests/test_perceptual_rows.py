@@ -18,7 +18,7 @@ def guess(client):
   del client
 
   def finish(state, observation):
-    shape, zero = observation.image_shape, jnp.zeros((), jnp.float32)
+    shape, zero = observation.batch_shape, jnp.zeros((), jnp.float32)
     images = jax.random.uniform(jax.random.wrap_key_data(state), shape)
     return gl.attacks.Reconstruction(images, jnp.zeros(shape[:1], jnp.int32), zero, zero, zero, jnp.full((), -1))
 

@@ -234,11 +234,12 @@ GIVEN = {
   'self': gl.defenses.Mechanism(1.0, 'client'),
   'key': jax.random.key(0),
   'labels': LABELS,
+  'targets': LABELS,
   'num_clients': 1,
   'mechanisms': (),
 }
 GIVEN |= {'optimizer': optax.sgd(0.1)}
-GIVEN |= {'client': Client(MODEL, 10), 'images': IMAGES, 'partition': [np.arange(4)], 'per_round': 1}
+GIVEN |= {'client': Client(MODEL, 10), 'samples': IMAGES, 'partition': [np.arange(4)], 'per_round': 1}
 MADE = [*gl.defenses.REGISTRY.values(), *gl.attacks.REGISTRY.values(), *gl.servers.REGISTRY.values()]
 MADE += [*models.REGISTRY.values(), *models.WRAPPERS.values()]
 EVERY = [(name, setting) for name, ranges in RANGES.items() for setting in ranges]

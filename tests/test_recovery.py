@@ -11,7 +11,7 @@ import gradleak as gl
 def test_faces_leak_and_their_controls_do_not():
   dataset = gl.data.load('faces', limit=20)
   model = gl.models.create('lenet', dataset.num_classes)
-  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.fold_in(jax.random.key(0), 0))
+  scenario = gl.scenario(model, dataset.samples, dataset.targets, key=jax.random.fold_in(jax.random.key(0), 0))
   found = gl.audit(
     jax.random.fold_in(jax.random.key(0), 1), scenario, [None, gl.defenses.null_gradient()],
     [gl.attacks.csdlg(tv=1e-6)], 20, steps=2000, progress='none',

@@ -154,9 +154,9 @@ def call(tmp_path_factory):
 
   def make(**changes):
     settings = {'trials': 3, 'batch_size': 2, 'controls': 2, 'training_rounds': 1, 'training_clients': 2}
-    settings |= {'attack': gl.attacks.wrap(divide, 'divide'), 'public': (digits.images[:16], digits.labels[:16])}
+    settings |= {'attack': gl.attacks.wrap(divide, 'divide'), 'public': (digits.samples[:16], digits.targets[:16])}
     settings |= {'share': 'gradient', 'progress': 'none', 'workdir': folder, 'chosen': standard(), **changes}
-    return gl.sensitivity(jax.random.key(0), linear(), digits.images[30:36], digits.labels[30:36], **settings)
+    return gl.sensitivity(jax.random.key(0), linear(), digits.samples[30:36], digits.targets[30:36], **settings)
 
   return make, folder
 

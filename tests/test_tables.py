@@ -62,10 +62,10 @@ def mixed():
 def scenario(mixed):
   test, train = mixed['test'], mixed['train']
   model = gl.models.mlp(2, 'default', widths='100-100')
-  public, kind = (train.images[:40], train.labels[:40]), of_config(test.settings)
+  public, kind = (train.samples[:40], train.targets[:40]), of_config(test.settings)
   return gl.scenario(
-    model, test.images, test.labels, key=jax.random.key(0), modality=kind, public=public, dataset='mixed',
-    gallery=gl.data.Candidates(train.images, train.labels),
+    model, test.samples, test.targets, key=jax.random.key(0), modality=kind, public=public, dataset='mixed',
+    gallery=gl.data.Candidates(train.samples, train.targets),
   )  # fmt: skip
 
 
@@ -157,12 +157,12 @@ def test_a_file_is_read_with_what_is_known_of_it(tmp_path):
   (tmp_path / 'a.json').write_text(json.dumps({'columns': {'id': 'ignore'}, 'sensitive': ['age']}))
   name, known = f'table:{tmp_path / "a.csv"}', str(tmp_path / 'a.json')
   test, train = (gl.data.load(name, split, schema=known) for split in ('test', 'train'))
-  assert (len(test.images), len(train.images)) == (12, 28) and test.class_names == ('no', 'yes')
+  assert (len(test.samples), len(train.samples)) == (12, 28) and test.class_names == ('no', 'yes')
   assert test.settings == train.settings and test.settings['schema']['sensitive'] == ['age']
   assert test.notes[0] == "the label is 'ill', the last column: --label names another" and len(test.notes) == 3
   other = gl.data.load(name, 'test', schema=known, label='job', limit=3)
-  assert other.class_names == ('clerk', 'nurse') and other.images.shape == (3, 3) and test.columns == (1, 2)
-  assert len(gl.data.gallery(name, schema=known).images) == 40
+  assert other.class_names == ('clerk', 'nurse') and other.samples.shape == (3, 3) and test.columns == (1, 2)
+  assert len(gl.data.gallery(name, schema=known).samples) == 40
   with pytest.raises(gl.UsageError, match=r"unknown column for the label of .* 'il'; did you mean 'ill'"):
     gl.data.load(name, 'test', label='il')
   with pytest.raises(gl.UsageError, match='image_size is of images'):
@@ -181,9 +181,9 @@ def test_frames_and_arrays_are_taken():
   pandas = pytest.importorskip('pandas')
   frame = pandas.DataFrame({**COLUMNS, 'ill': ['no', 'yes', *['no'] * 11]})
   found = gl.data.table(frame, 'ill', split='train', given=KNOWN)
-  assert found.images.shape == (9, 11) and found.num_classes == 2
+  assert found.samples.shape == (9, 11) and found.num_classes == 2
   values = np.random.default_rng(0).normal(size=(10, 3))
-  assert gl.data.table(values, [0, 1] * 5, names=['a', 'b', 'c']).images.shape == (3, 3)
+  assert gl.data.table(values, [0, 1] * 5, names=['a', 'b', 'c']).samples.shape == (3, 3)
   with pytest.raises(gl.UsageError, match='2 names for 3 columns'):
     gl.data.table(values, [0, 1] * 5, names=['a', 'b'])
   with pytest.raises(gl.UsageError, match='has 10 values, expected 9'):
@@ -196,12 +196,14 @@ def test_frames_and_arrays_are_taken():
 def test_embedded_tables(name, width, rows):
   test, train = (gl.data.load(name, split) for split in ('test', 'train'))
   assert (
-    len(test.images) + len(train.images) == rows and test.images.shape[1] == width and test.settings == train.settings
+    len(test.samples) + len(train.samples) == rows
+    and test.samples.shape[1] == width
+    and test.settings == train.settings
   )
-  assert not {one.tobytes() for one in test.images} & {one.tobytes() for one in train.images}
+  assert not {one.tobytes() for one in test.samples} & {one.tobytes() for one in train.samples}
   numeric = [i for i, field in enumerate(tables.from_json(test.settings['schema']).fields) if field.numeric]
-  np.testing.assert_allclose(train.images[:, numeric[:1]].mean(), 0, atol=1e-5)
-  np.testing.assert_allclose(train.images[:, 0].std(), 1, atol=1e-5)
+  np.testing.assert_allclose(train.samples[:, numeric[:1]].mean(), 0, atol=1e-5)
+  np.testing.assert_allclose(train.samples[:, 0].std(), 1, atol=1e-5)
   with pytest.raises(gl.UsageError, match='unknown split'):
     gl.data.load(name, 'tset')
 
@@ -267,7 +269,7 @@ def test_candidates_that_are_as_near_as_the_original_are_ahead_of_it():
 
 
 def test_noise_is_re_identified_by_chance_alone(mixed):
-  kind, rows = of_config(mixed['train'].settings), mixed['train'].images
+  kind, rows = of_config(mixed['train'].settings), mixed['train'].samples
   among = kind.gallery(rows, rows[:1])
   rng = np.random.default_rng(1)
   guesses = rows[rng.permutation(len(rows))]
@@ -285,7 +287,7 @@ def test_noise_is_re_identified_by_chance_alone(mixed):
 
 
 def test_the_threshold_is_the_99th_percentile_of_different_rows(mixed):
-  kind, rows = of_config(mixed['train'].settings), mixed['train'].images
+  kind, rows = of_config(mixed['train'].settings), mixed['train'].samples
   schema = tables.from_json(mixed['train'].settings['schema'])
   cells = schema.cells(rows)
   shared = [
@@ -332,14 +334,14 @@ def test_closed_forms_read_rows_behind_a_standardisation(mixed):
   test = mixed['test']
   schema = tables.from_json(test.settings['schema'])
   mean, std = schema.moments
-  np.testing.assert_allclose(mixed['train'].images.mean(axis=0), mean, atol=0.02)
-  np.testing.assert_allclose(mixed['train'].images.std(axis=0), std, atol=0.02)
+  np.testing.assert_allclose(mixed['train'].samples.mean(axis=0), mean, atol=0.02)
+  np.testing.assert_allclose(mixed['train'].samples.std(axis=0), std, atol=0.02)
   inner = gl.models.mlp(2, 'default', widths='100-100')
   model = gl.models.standardised(inner, mean, std)
   variables = inner.init(jax.random.key(0), (12,))
-  expected = inner.apply(variables, (test.images[:3] - mean[None]) / std[None], False, None)[0]
-  np.testing.assert_allclose(model.apply(variables, test.images[:3], False, None)[0], expected, rtol=1e-6)
-  scenario = gl.scenario(model, test.images, test.labels, variables=variables, modality=of_config(test.settings))
+  expected = inner.apply(variables, (test.samples[:3] - mean[None]) / std[None], False, None)[0]
+  np.testing.assert_allclose(model.apply(variables, test.samples[:3], False, None)[0], expected, rtol=1e-6)
+  scenario = gl.scenario(model, test.samples, test.targets, variables=variables, modality=of_config(test.settings))
   assert [row['revealed'] for row in audit(scenario, [gl.attacks.peeling()], batch_size=4).rows] == [4, 4]
   with pytest.raises(gl.UsageError, match='expected as many positive deviations'):
     gl.models.standardised(inner, mean, std[1:])
@@ -392,13 +394,13 @@ def test_the_attack_on_regression_reads_batches(mixed):
   values = np.random.default_rng(0).normal(size=(60, 5))
   data = gl.data.table(values, np.arange(60) % 5, split='train')
   given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
-  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.images, data.labels, **given)
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.samples, data.targets, **given)
   rows = audit(scenario, [gl.attacks.linear()], batch_size=3).rows
   assert [row['revealed'] for row in rows] == [3, 3] and all(row['label_correct'] == 1 for row in rows)
   with pytest.raises(gl.UsageError, match='at most 4: take fidel'):
     audit(scenario, [gl.attacks.linear()], batch_size=5)
   test = mixed['test']
-  other = gl.scenario(gl.models.mlp(2), test.images, test.labels, key=given['key'], modality=of_config(test.settings))
+  other = gl.scenario(gl.models.mlp(2), test.samples, test.targets, key=given['key'], modality=of_config(test.settings))
   with pytest.raises(gl.UsageError, match='reads one dense layer, and mlp has 4 layers'):
     audit(other, [gl.attacks.linear()])
 
@@ -421,7 +423,7 @@ def test_what_is_of_images_alone_is_refused(scenario):
     audit(scenario, [gl.attacks.fidel()], defenses=[gl.defenses.ats()])
   faces = gl.data.load('faces', limit=4)
   with pytest.raises(gl.UsageError, match='tableak relaxes the cells of a table, and this client trains on images'):
-    other = gl.scenario(gl.models.mlp(2), faces.images, faces.labels, key=jax.random.key(0))
+    other = gl.scenario(gl.models.mlp(2), faces.samples, faces.targets, key=jax.random.key(0))
     audit(other, [gl.attacks.tableak()])
 
 
@@ -439,7 +441,7 @@ def test_models_of_tables_train_and_leak(mixed, spec):
   test = mixed['test']
   model = gl.models.create(spec, 2, init='default', columns=test.columns)
   kind = of_config(test.settings)
-  scenario = gl.scenario(model, test.images, test.labels, key=jax.random.key(0), modality=kind)
+  scenario = gl.scenario(model, test.samples, test.targets, key=jax.random.key(0), modality=kind)
   row = audit(scenario, [gl.attacks.dga(steps=120)], trials=1).rows[0]
   assert row['cells'] > 0.7 and not row['diverged']
 
@@ -495,7 +497,7 @@ def test_a_folder_is_read_again(scenario, tmp_path):
 
 
 def test_a_frontier_trains_on_rows(mixed, tmp_path):
-  train, test = ((mixed[split].images, mixed[split].labels) for split in ('train', 'test'))
+  train, test = ((mixed[split].samples, mixed[split].targets) for split in ('train', 'test'))
   model, kind = gl.models.mlp(2, 'default', widths=16), of_config(mixed['train'].settings)
   with pytest.raises(gl.UsageError, match='the PSNR of attacks, which rows have not'):
     gl.frontier(jax.random.key(0), model, train, test, [None], [gl.attacks.fidel()], clients=5, modality=kind)

@@ -80,7 +80,7 @@ NETWORKS = [
 @pytest.mark.parametrize('kind, head, loss', NETWORKS)
 def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
   made = texts.scenario(loss, head, kind, number=4)
-  samples, labels = jnp.asarray(made.images), jnp.asarray(made.labels)
+  samples, labels = jnp.asarray(made.samples), jnp.asarray(made.targets)
   sent = jax.jit(made.client.local_update)(jax.random.key(0), made.variables, samples, labels)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sent.update))
   assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(sent.update))
@@ -98,7 +98,7 @@ def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
 )
 def test_local_training_of_texts(settings):
   made = texts.scenario(number=4, **settings)
-  samples, labels = jnp.asarray(made.images), jnp.asarray(made.labels)
+  samples, labels = jnp.asarray(made.samples), jnp.asarray(made.targets)
   sent = jax.jit(made.client.local_update)(None, made.variables, samples, labels)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sent.update))
   if 'frozen' in settings:
@@ -135,7 +135,7 @@ def test_a_scenario_of_other_samples_is_refused():
   data = texts.notes(4)
   model, _ = texts.network()
   with pytest.raises(gl.UsageError, match='the samples: images have the shape'):
-    gl.scenario(model, data.images, data.labels, key=jax.random.key(0), loss='next_token')
+    gl.scenario(model, data.samples, data.targets, key=jax.random.key(0), loss='next_token')
   with pytest.raises(gl.UsageError, match='the gallery is float32'):
     texts.scenario(gallery=np.zeros((3, texts.LENGTH), np.float32))
 
@@ -143,8 +143,10 @@ def test_a_scenario_of_other_samples_is_refused():
 def test_accuracy_of_tokens_is_counted_by_hand(scenario):
   from gradleak.federated import simulation
 
-  predicted, truth, loss = simulation.judged(scenario.client, scenario.variables, scenario.images, scenario.labels, 40)
-  images = scenario.images
+  predicted, truth, loss = simulation.judged(
+    scenario.client, scenario.variables, scenario.samples, scenario.targets, 40
+  )
+  images = scenario.samples
   logits = np.asarray(scenario.client.model.apply(scenario.variables, jnp.asarray(images), False, None)[0], np.float64)
   counted = images[:, 1:] != 0
   assert np.array_equal(truth, images[:, 1:][counted])

@@ -32,12 +32,12 @@ def scenario(loss='next_token', head='next', kind='gpt', number=101, tokeniser='
   public = notes(60, 'train', tokeniser, length)
   return gl.scenario(
     network(head, kind, tokeniser, length)[0],
-    data.images,
-    data.labels,
+    data.samples,
+    data.targets,
     key=jax.random.key(0),
     modality=of_config(data.settings),
     loss=loss,
-    public=(public.images, public.labels),
+    public=(public.samples, public.targets),
     dataset='notes',
     **settings,
   )

@@ -31,12 +31,12 @@ def rows() -> list[dict]:
   model = gl.models.create('lenet', private.num_classes, init='explicit')
   scenario = gl.scenario(
     model,
-    private.images,
-    private.labels,
+    private.samples,
+    private.targets,
     key=jax.random.key(0),
     num_classes=private.num_classes,
     dataset='faces',
-    public=(public.images, public.labels),
+    public=(public.samples, public.targets),
     gallery=gl.data.gallery('faces'),
   )
   texts = {text.format(value): (text, value) for text, values in STRENGTHS.items() for value in values}

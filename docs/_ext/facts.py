@@ -96,7 +96,7 @@ class Seen(NamedTuple):
 def context() -> Context:
   """Returns the `Context` in which adaptive attacks are listed: a small network on handwritten digits."""
   digits = gl.data.load('digits')
-  images, labels = digits.images[:12], digits.labels[:12]
+  images, labels = digits.samples[:12], digits.targets[:12]
   key = jax.random.key(0)
   public = images[4:], labels[4:]
   found = gl.scenario(gl.models.create(MODEL, 10), images[:4], labels[:4], key=key, public=public, num_classes=10)

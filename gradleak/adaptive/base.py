@@ -167,7 +167,7 @@ class Known:
       variance = noise.variance(stage.settings, self.context, self.num_samples // client.cohort)
     params = self.context.variables['params']
     if client.frozen or client.private:
-      shared = jax.device_get(client.shared_layers(params, self.context.image_shape))
+      shared = jax.device_get(client.shared_layers(params, self.context.sample_shape))
       variance = jax.tree.map(np.multiply, shared, _as_tree(variance, params))
     return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
 
@@ -425,7 +425,7 @@ def _prior(known: Known) -> AdaptiveAttack | None:
   noise = known.energy
   if noise:
     context = known.context
-    typical = typical_squared_norm(context.client, context.image_shape, known.num_samples, context.variables)
+    typical = typical_squared_norm(context.client, context.sample_shape, known.num_samples, context.variables)
     signal = max(min(float(typical), known.norm_bound**2), 1e-30)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
@@ -479,7 +479,7 @@ def _shown(known: Known) -> AdaptiveAttack | None:
   def views(upload: Upload) -> list[View]:
     update = known.observed(upload)
     context = known.context
-    usual = typical_zeros(context.client, context.image_shape, known.num_samples, context.variables)
+    usual = typical_zeros(context.client, context.sample_shape, known.num_samples, context.variables)
     dropped = _zeros(update) > float(usual) + _DROPPED
     weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if dropped else ones(update)
     norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
@@ -586,21 +586,21 @@ def _combined(known: Known) -> AdaptiveAttack | None:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def typical_squared_norm(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
+def typical_squared_norm(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
   """Returns the squared norm of an undefended update of samples of random pixels and labels."""
-  return trees.squared_norm(_typical(client, image_shape, num_samples, variables))
+  return trees.squared_norm(_typical(client, sample_shape, num_samples, variables))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def typical_zeros(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
+def typical_zeros(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
   """Returns the fraction of zeros in an undefended update of samples of random pixels and labels."""
-  leaves = jax.tree.leaves(_typical(client, image_shape, num_samples, variables))
+  leaves = jax.tree.leaves(_typical(client, sample_shape, num_samples, variables))
   return sum(jnp.sum(u == 0) for u in leaves) / sum(u.size for u in leaves)
 
 
-def _typical(client: Any, image_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
+def _typical(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
   pixels, classes = jax.random.split(jax.random.key(0))
-  images = jax.random.uniform(pixels, (num_samples, *image_shape))
-  outputs = outputs_shape(client.model, variables, image_shape)
-  labels = client.loss.targets.draw(classes, (num_samples, *outputs))
-  return client.undefended().local_update(None, variables, images, labels).update
+  samples = jax.random.uniform(pixels, (num_samples, *sample_shape))
+  outputs = outputs_shape(client.model, variables, sample_shape)
+  targets = client.loss.targets.draw(classes, (num_samples, *outputs))
+  return client.undefended().local_update(None, variables, samples, targets).update

@@ -18,9 +18,9 @@ def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
   client, params = context.client, context.variables['params']
   if client.model.features is None or 'weights' not in case.known.reads:
     return []
-  image = jnp.zeros((1, *context.image_shape), jnp.float32)
+  image = jnp.zeros((1, *context.sample_shape), jnp.float32)
   num_features = jax.eval_shape(client.model.features, context.variables, image).shape[1]
-  path = defended_kernel(client.model, params, num_features, client.num_classes, context.image_shape)
+  path = defended_kernel(client.model, params, num_features, client.num_classes, context.sample_shape)
   layer = path[:-1] or path  # with its bias
 
   def views(upload: Upload) -> list[View]:

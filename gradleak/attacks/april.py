@@ -52,9 +52,9 @@ def embedding(client: Client, observation: Observation) -> tuple[tuple[str, ...]
   Raises:
     UsageError: for a network without position embedding, or whose first layer is not dense on square patches.
   """
-  errors.check_image_batch('the attack april', observation.image_shape)
-  _, height, width, channels = observation.image_shape
-  layers = require(client.model, 'layers')(observation.image_shape[1:])
+  errors.check_image_batch('the attack april', observation.batch_shape)
+  _, height, width, channels = observation.batch_shape
+  layers = require(client.model, 'layers')(observation.batch_shape[1:])
   position = next((path for layer in layers for path in layer.paths if path[-1] == _POSITION), None)
   if position is None:
     raise errors.UsageError(
@@ -98,7 +98,7 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     kernel, position, side = embedding(client, observation)
-    _, height, width, channels = observation.image_shape
+    _, height, width, channels = observation.batch_shape
     rows, columns = height // side, width // side
     weights, positions = (trees.get(observation.update, path) for path in (kernel, position))
     behind = positions.reshape(-1, weights.shape[1])[-rows * columns :]  # the class token stands first

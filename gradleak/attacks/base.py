@@ -22,15 +22,15 @@ class Reconstruction(NamedTuple):
   """What an attack returns.
 
   Attributes:
-    images: [K, H, W, C], the surest first. Closed forms may find more or fewer than the N private ones.
+    samples: [K, …], the surest first. Closed forms may find more or fewer than the N private ones.
     labels: class indices, int32 [K], −1 where the label is unknown; [0] if the attack returns no labels.
-    objective: what the attack minimised, priors included, at these images; float32 scalar, 0 for closed forms.
+    objective: what the attack minimised, priors included, at these samples; float32 scalar, 0 for closed forms.
     distance: the matching distance alone; of several restarts the one with the least is kept.
     objective_start: the objective at the start.
     diverged_step: the first step with a value that is not finite, or −1; int32 scalar.
   """
 
-  images: jax.Array
+  samples: jax.Array
   labels: jax.Array
   objective: jax.Array
   distance: jax.Array
@@ -47,16 +47,16 @@ class Attack(NamedTuple):
       optionally 'finished', whether the reconstruction and the objective cannot change any more. Without 'finished', a
       lane has finished once its objective is not finite.
     reconstruct: (state, observation) -> `Reconstruction`.
-    objective: (observation, images, labels as probabilities) -> objective, evaluated by the auditor at the truth; NaN
+    objective: (observation, samples, targets as probabilities) -> objective, evaluated by the auditor at the truth; NaN
       where the private samples do not determine it.
     num_steps: how many steps to run; 0 for closed-form attacks.
     labels: the label mode that the attack was published with: 'known', 'inferred', 'optimised' or 'unused'.
     auxiliary_data: whether it uses data of the same kind, such as `Observation.class_means`.
     on_host: whether `reconstruct` runs on the host, in NumPy: it cannot be compiled, and the driver calls it lane by
       lane. `init` checks what it is given, so that errors come before anything runs.
-    signed: whether it determines the sign of an image; else the samples that it reveals are counted by |Pearson|.
+    signed: whether it determines the sign of a sample; else the samples that it reveals are counted by |Pearson|.
     assumes: a sentence on what it knows, or assumes, of local training; empty where nothing of it is simulated.
-    prior: a sentence on what it learned of images from a file; empty for none.
+    prior: a sentence on what it learned of samples from a file; empty for none.
   """
 
   init: Callable[[jax.Array, Observation], Tree]
@@ -130,7 +130,7 @@ class AttackMethod(Method):
 
   @property
   def learns(self) -> bool:
-    """Whether it learns from the scenario's public images before it sees an upload; with a `file`, others did."""
+    """Whether it learns from the scenario's public samples before it sees an upload; with a `file`, others did."""
     return self.prepare is not None and not self.settings.get('file')
 
   def takes(self, settings: dict[str, Any]) -> bool:
@@ -253,19 +253,19 @@ def closed_form(
   """Returns the `Attack` of a closed form, which has nothing to optimise.
 
   Args:
-    read: a pure function of the `Observation`, and of a key if it is `random`, that returns (images [K, …] with as many
-      pixels as the private ones, the surest first; their labels, int32 [K], or None if it finds none).
+    read: a pure function of the `Observation`, and of a key if it is `random`. It returns (samples [K, …] with as many
+      values as the private ones, the surest first; their labels, int32 [K], or None if it finds none).
     check: raises `UsageError` for an `Observation` that it cannot read; shapes suffice. None where `read` does.
     random: whether `read` takes a key.
     auxiliary_data: as in `Attack`.
   """
 
   def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
-    images, labels = read(observation, *([jax.random.wrap_key_data(state)] if random else []))
-    images = images.reshape(-1, *observation.image_shape[1:])
+    samples, labels = read(observation, *([jax.random.wrap_key_data(state)] if random else []))
+    samples = samples.reshape(-1, *observation.batch_shape[1:])
     labels = jnp.zeros(0, jnp.int32) if labels is None else labels
-    diverged = jnp.where(jnp.isfinite(images).all(), -1, 0).astype(jnp.int32)
-    return Reconstruction(images, labels, _nothing(), _nothing(), _nothing(), diverged)
+    diverged = jnp.where(jnp.isfinite(samples).all(), -1, 0).astype(jnp.int32)
+    return Reconstruction(samples, labels, _nothing(), _nothing(), _nothing(), diverged)
 
   return _without_steps(check or _ignored, reconstruct)._replace(auxiliary_data=auxiliary_data)
 
@@ -282,21 +282,21 @@ def host_form(
 
   Args:
     check: raises `UsageError` for an `Observation` that it cannot read; shapes suffice.
-    read: (`Observation` of NumPy arrays, key data uint32 [2]) -> (images [K, pixels], K ≤ N; labels int [K], or None if
-      it finds none). Black images with the label −1 are appended where fewer than N are found.
-    blank: for samples of integers, what takes the place of black; None for samples of floats.
+    read: (`Observation` of NumPy arrays, key data uint32 [2]) -> (samples [K, values], K ≤ N; labels int [K], or None
+      if it finds none). Zeros with the label −1 are appended where fewer than N are found.
+    blank: for samples of integers, what takes the place of zeros; None for samples of floats.
   """
 
   def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
-    number, dtype = observation.image_shape[0], jax.tree.leaves(observation.update)[0].dtype
+    number, dtype = observation.batch_shape[0], jax.tree.leaves(observation.update)[0].dtype
     dtype = dtype if blank is None else np.dtype(np.int32)
-    images, labels = read(jax.tree.map(np.asarray, observation), np.asarray(state))
-    missing, pixels = number - len(images), math.prod(observation.image_shape[1:])
-    images = np.pad(images.reshape(-1, pixels), ((0, missing), (0, 0)), constant_values=blank or 0).astype(dtype)
-    images = images.reshape(number, *observation.image_shape[1:])
+    samples, labels = read(jax.tree.map(np.asarray, observation), np.asarray(state))
+    missing, pixels = number - len(samples), math.prod(observation.batch_shape[1:])
+    samples = np.pad(samples.reshape(-1, pixels), ((0, missing), (0, 0)), constant_values=blank or 0).astype(dtype)
+    samples = samples.reshape(number, *observation.batch_shape[1:])
     labels = np.zeros(0) if labels is None else np.pad(labels, (0, missing), constant_values=-1)
-    nothing, diverged = np.float32(0), np.int32(-1 if np.isfinite(images).all() else 0)
-    return Reconstruction(images, labels.astype(np.int32), nothing, nothing, nothing, diverged)
+    nothing, diverged = np.float32(0), np.int32(-1 if np.isfinite(samples).all() else 0)
+    return Reconstruction(samples, labels.astype(np.int32), nothing, nothing, nothing, diverged)
 
   return _without_steps(check, reconstruct)._replace(on_host=True)
 

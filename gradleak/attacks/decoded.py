@@ -19,18 +19,18 @@ from gradleak.models.model import ImageShape, require
 from gradleak.threat import Observation
 
 
-def _made(settings: Mapping[str, Any], image_shape: ImageShape) -> decoders.Decoder:
+def _made(settings: Mapping[str, Any], sample_shape: ImageShape) -> decoders.Decoder:
   chosen, steps = settings['decoder'], settings['steps']
-  return decoders.REGISTRY[chosen](image_shape, **({'steps': steps} if steps else {}))
+  return decoders.REGISTRY[chosen](sample_shape, **({'steps': steps} if steps else {}))
 
 
-def _channels(model: Model, image_shape: ImageShape, params: Tree) -> int:
+def _channels(model: Model, sample_shape: ImageShape, params: Tree) -> int:
   """Returns the channels of the feature maps before the first dense layer.
 
   Raises:
     UsageError: if no convolution stands before it.
   """
-  layers = require(model, 'layers')(image_shape)
+  layers = require(model, 'layers')(sample_shape)
   kernel, _ = first_dense_layer(layers, params)
   first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
   before = [trees.get(params, path) for layer in layers[:first] for path in layer.paths]
@@ -76,10 +76,10 @@ def fidel_decoder(
   settings = {'decoder': decoder, 'steps': steps}
 
   def check(observation: Observation) -> int:
-    return _channels(client.model, observation.image_shape[1:], observation.update)
+    return _channels(client.model, observation.batch_shape[1:], observation.update)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
-    shape = observation.image_shape[1:]
+    shape = observation.batch_shape[1:]
     found = first_dense_layer(require(client.model, 'layers')(shape), observation.update)
     kernel, shares = (trees.get(observation.update, path) for path in found)
     inputs, alive = partial_reconstructions(kernel, shares)

@@ -117,15 +117,15 @@ class TableIII(nn.Module):
   The paper does not state the padding. Without padding, features of 13 pixels a side become images of 20.
   """
 
-  image_shape: tuple[int, int, int]
+  sample_shape: tuple[int, int, int]
 
   @nn.compact
   def __call__(self, features: jax.Array, train: bool = False) -> jax.Array:
     """Returns images [N, H, W, C] of features [N, h, w, c]."""
     x = nn.relu(_Conv(20, 5)(_upsampled(features)))
     x = nn.relu(_Conv(10, 5, stride=2)(_upsampled(x)))
-    x = nn.sigmoid(nn.Dense(math.prod(self.image_shape))(layers.flatten(x)))
-    return x.reshape(-1, *self.image_shape)
+    x = nn.sigmoid(nn.Dense(math.prod(self.sample_shape))(layers.flatten(x)))
+    return x.reshape(-1, *self.sample_shape)
 
 
 class TableIV(nn.Module):
@@ -134,7 +134,7 @@ class TableIV(nn.Module):
   The printed `Conv 2D 3,3 X 32 valid` would give images of 28 pixels a side; it is transposed here.
   """
 
-  image_shape: tuple[int, int, int]
+  sample_shape: tuple[int, int, int]
 
   @nn.compact
   def __call__(self, features: jax.Array, train: bool = False) -> jax.Array:
@@ -144,33 +144,33 @@ class TableIV(nn.Module):
     x = nn.BatchNorm(use_running_average=not train)(x)
     x = nn.relu(_Conv(64, 5)(_transposed(x, 5)))
     x = jnp.tanh(_Conv(32, 3)(_transposed(x, 3, grown=True)))
-    return nn.sigmoid(nn.Conv(self.image_shape[-1], (3, 3))(x))
+    return nn.sigmoid(nn.Conv(self.sample_shape[-1], (3, 3))(x))
 
 
 @ranged
-def table_iii(image_shape: tuple[int, int, int], *, steps: Count = 4000, batch_size: Count = 32) -> Decoder:
+def table_iii(sample_shape: tuple[int, int, int], *, steps: Count = 4000, batch_size: Count = 32) -> Decoder:
   """Returns the `Decoder` of table III, for features of 4×4 or more; arguments as of `table_iv`."""
-  return _network('table_iii', TableIII(tuple(image_shape)), lambda side: side >= 4, 'at least 4×4', steps, batch_size)
+  return _network('table_iii', TableIII(tuple(sample_shape)), lambda side: side >= 4, 'at least 4×4', steps, batch_size)
 
 
 @ranged
-def table_iv(image_shape: tuple[int, int, int], *, steps: Count = 4000, batch_size: Count = 32) -> Decoder:
+def table_iv(sample_shape: tuple[int, int, int], *, steps: Count = 4000, batch_size: Count = 32) -> Decoder:
   """Returns the `Decoder` of table IV, trained on the mean squared error.
 
   The optimizer is Adam at 0.001. Adadelta at 0.001, which the tables print, moves the weights too little to learn
   anything in the 10 minutes that the paper trained for.
 
   Args:
-    image_shape: (H, W, C), of 2h + 2 pixels a side for features of h×h.
+    sample_shape: (H, W, C), of 2h + 2 pixels a side for features of h×h.
     steps: steps of training.
     batch_size: auxiliary images per step; not stated in the paper.
 
   Raises (from its `fit`):
     UsageError: for features that do not fit the images.
   """
-  height, width, _ = image_shape
+  height, width, _ = sample_shape
   fits, side = height == width and height % 2 == 0, (height - 2) // 2
-  module = TableIV(tuple(image_shape))
+  module = TableIV(tuple(sample_shape))
   return _network('table_iv', module, lambda given: fits and given == side, f'{side}×{side}', steps, batch_size)
 
 
@@ -183,7 +183,7 @@ def _network(
     side = features.shape[1]
     if features.shape[2] != side or not fits(side):
       shape = '×'.join(map(str, features.shape[1:3]))
-      raise errors.UsageError(f'{name} decodes features of {expected} for images of {module.image_shape}, got {shape}')
+      raise errors.UsageError(f'{name} decodes features of {expected} for images of {module.sample_shape}, got {shape}')
     return trained(key, features, images)
 
   def loss(
@@ -224,7 +224,7 @@ class Windows(NamedTuple):
 
 @ranged
 def windows(
-  image_shape: tuple[int, int, int],
+  sample_shape: tuple[int, int, int],
   *,
   context: Annotated[int, Range(0)] = 1,
   hidden: Annotated[int, Range(0)] = 256,
@@ -239,7 +239,7 @@ def windows(
   affine: a mixture of features whose shares add up to one is decoded to the same mixture of images.
 
   Args:
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     context: how many features on each side are used beside a window's own.
     hidden: ReLUs of the hidden layer; 0 for the linear part alone.
     steps: of the hidden layer's training by Adam, on all windows of four images each. The learning rate decays from
@@ -248,7 +248,7 @@ def windows(
   Raises (when run):
     UsageError: for images that are too small for the features.
   """
-  height, width, channels = image_shape
+  height, width, channels = sample_shape
 
   def fit(key: jax.Array, features: jax.Array, images: jax.Array) -> Windows:
     weights, mean, spread = _least_squares(features, images, context, hidden)

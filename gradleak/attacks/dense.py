@@ -49,7 +49,7 @@ def in_pixels(model: Model, observation: Observation) -> Observation:
     observation: of it; it is returned as it is where the model normalises nothing, or where its first dense layer does
       not take the image.
   """
-  _, *image = observation.image_shape
+  _, *image = observation.batch_shape
   if model.normalisation is None or model.layers is None:
     return observation
   layers = model.layers(tuple(image))

@@ -150,10 +150,10 @@ def fidel(
   """
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
-    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    layers = require(client.model, 'layers')(observation.batch_shape[1:])
     kernel, shares = image_layer(layers, observation)
     seen = in_pixels(client.model, observation) if bias else observation
-    sent, number = trees.get(observation.update, kernel) != 0, observation.image_shape[0]
+    sent, number = trees.get(observation.update, kernel) != 0, observation.batch_shape[0]
     inputs, order = _read(trees.get(seen.update, kernel), trees.get(seen.update, shares), sent, bias, combine, number)
     return inputs[order[: candidates * number or None]], None
 
@@ -190,7 +190,7 @@ def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tupl
     UsageError: if there is none, or its input is not the image.
   """
   found = first_dense_layer(layers, observation.update)
-  size, pixels = trees.get(observation.update, found[0]).shape[0], math.prod(observation.image_shape[1:])
+  size, pixels = trees.get(observation.update, found[0]).shape[0], math.prod(observation.batch_shape[1:])
   if size != pixels:
     raise errors.UsageError(
       f'the first dense layer takes {size} features, not the {pixels} values of an image: this attack reads images of '

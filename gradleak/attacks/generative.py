@@ -50,7 +50,7 @@ def _learned(
   del batch_size
   if settings['file']:
     prior = trained.load(settings['file'], kind)
-    prior.check(scenario.images)
+    prior.check(scenario.samples)
     return prior.weights
   images, width, steps = scenario.public[0], settings['width'], settings['training_steps']
   given = kind, width, steps, fingerprint((images, jax.random.key_data(key)))

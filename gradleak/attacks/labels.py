@@ -44,14 +44,14 @@ class Known(NamedTuple):
   confidence: Callable[[], jax.Array]
 
 
-def last_layer(model: Model, update: Tree, image_shape: tuple[int, ...], num_classes: int) -> Dense:
+def last_layer(model: Model, update: Tree, sample_shape: tuple[int, ...], num_classes: int) -> Dense:
   """Returns the gradient of the classifying layer, or with the parameters in place of an update its weights.
 
   Raises:
     UsageError: if no layer, or more than one, has the shape of a classifying layer.
   """
   if model.layers is not None:
-    paths = {path for path in model.layers(image_shape)[-1].paths}
+    paths = {path for path in model.layers(sample_shape)[-1].paths}
     leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(update) if trees.path_names(path) in paths]
   else:
     leaves = jax.tree.leaves(update)
@@ -229,7 +229,7 @@ def predicted_on_noise(model: Model, observation: Observation) -> jax.Array:
   if observation.knowledge.share == 'delta':
     models.append(jax.tree.map(jnp.add, params, observation.update))
   images = jax.random.uniform(
-    jax.random.key(0), (NOISE, *observation.image_shape[1:]), jax.tree.leaves(params)[0].dtype
+    jax.random.key(0), (NOISE, *observation.batch_shape[1:]), jax.tree.leaves(params)[0].dtype
   )
   logits = [model.apply({**observation.variables, 'params': one}, images, trained, None)[0] for one in models]
   return jnp.mean(jax.nn.softmax(jnp.concatenate(logits)), axis=0)
@@ -249,7 +249,7 @@ def predicted_by_class(model: Model, observation: Observation) -> jax.Array:
   if observation.class_images is None:
     raise errors.UsageError(
       "the label rule 'rlu' needs auxiliary images, and there are none: gradleak.scenario takes them as "
-      'public=(images, labels)'
+      'public=(samples, targets)'
     )
   examples, trained = observation.class_images, observation.knowledge.batch_norm == 'train'
   classes, each = examples.shape[:2]
@@ -338,7 +338,7 @@ def infer(
     UsageError: for a rule that cannot read this batch, needs auxiliary images, or reads a bias that
       the layer does not have.
   """
-  place = observation.image_shape[1:], observation.num_classes
+  place = observation.batch_shape[1:], observation.num_classes
   kernel, bias = last_layer(model, observation.update, *place)
   if bias is None and rule in BIASED:
     raise errors.UsageError(
@@ -355,5 +355,5 @@ def infer(
     scale = -1.0 / (1.0 if moved is None else moved)
   layer = last_layer(model, observation.variables['params'], *place)
   known = Known(layer, lambda: predicted_on_noise(model, observation), lambda: predicted_by_class(model, observation))
-  found = RULES[rule](scale * kernel, None if bias is None else scale * bias, observation.image_shape[0], known)
+  found = RULES[rule](scale * kernel, None if bias is None else scale * bias, observation.batch_shape[0], known)
   return jnp.sort(found.astype(jnp.int32))

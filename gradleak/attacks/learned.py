@@ -150,13 +150,13 @@ class Training:
     """Returns what `count` uploads are of: keys [count], images [count, number, H, W, C] and labels [count, number]."""
     chosen, noise = jax.random.split(key)
     drawn, flipped = jax.random.split(chosen)
-    images, labels = public
+    images, targets = public
     chosen = jax.random.randint(drawn, (count, self.number), 0, len(images))
-    images, labels = images[chosen], labels[chosen]
+    images, targets = images[chosen], targets[chosen]
     if self.mirrored:
       flip = jax.random.bernoulli(flipped, 0.5, (count, self.number, 1, 1, 1))
       images = jnp.where(flip, images[..., ::-1, :], images)
-    return jax.random.split(noise, count), images, labels
+    return jax.random.split(noise, count), images, targets
 
   def renewed(self, pool: tuple, place: jax.Array, drawn: tuple) -> tuple:
     """Returns the pool of uploads with those that were drawn in place of others, from the place on."""
@@ -185,7 +185,7 @@ def trained(
     client: the `Client`; each of its uploads draws its dropout and its defense anew.
     key: PRNG key.
     variables: those that the client was sent.
-    public: (images, labels).
+    public: (samples, targets).
   """
   given = training, client, _Given([jax.random.fold_in(key, i) for i in range(5)], variables, public)
   state = jax.block_until_ready(_started(*given))
@@ -211,14 +211,14 @@ class _State(NamedTuple):
 
 
 def _simulated(
-  client: Client, variables: Tree, read: Callable[[Tree], Any], keys: jax.Array, images: jax.Array, labels: jax.Array
+  client: Client, variables: Tree, read: Callable[[Tree], Any], keys: jax.Array, images: jax.Array, targets: jax.Array
 ) -> tuple[Any, jax.Array]:
   """Returns what `read` makes of the updates that samples cause, and the images [count, number, pixels]."""
 
   def one(given: tuple) -> Any:
     return read(client.local_update(given[0], variables, *given[1:]).update)
 
-  found = jax.lax.map(one, (keys, images, labels), batch_size=min(_TOGETHER, len(keys)))
+  found = jax.lax.map(one, (keys, images, targets), batch_size=min(_TOGETHER, len(keys)))
   return found, images.reshape(*images.shape[:2], -1)
 
 

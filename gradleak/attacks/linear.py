@@ -37,7 +37,7 @@ class Solved(NamedTuple):
 def solve(
   gradients: tuple[Any, Any],
   layer: tuple[Any, Any],
-  labels: Any,
+  targets: Any,
   rng: np.random.Generator,
   *,
   starts: Count = 32,
@@ -48,7 +48,7 @@ def solve(
   Args:
     gradients: of the mean cross-entropy: of the kernel [in, classes] and of the bias [classes].
     layer: kernel and bias.
-    labels: probabilities [B, classes] of each row.
+    targets: probabilities [B, classes] of each row.
     rng: draws the starts.
     starts: at most so many.
     tolerance: the largest relative difference of gradients that certifies a solution.
@@ -61,7 +61,7 @@ def solve(
   (gradient, shares), (kernel, bias), targets = (
     tuple(np.asarray(x, np.float64) for x in gradients),
     tuple(np.asarray(x, np.float64) for x in layer),
-    np.asarray(labels, np.float64),
+    np.asarray(targets, np.float64),
   )
   number, classes = targets.shape
   _check(number, classes)
@@ -118,21 +118,21 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     base.require_gradient('linear', observation)
     client.loss.require_cross_entropy('linear')
-    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    layers = require(client.model, 'layers')(observation.batch_shape[1:])
     if len(layers) != 1:
       raise errors.UsageError(
         f'the attack linear reads one dense layer, and {client.model.name} has {len(layers)} layers'
       )
     if observation.knowledge.labels not in ('known', 'inferred'):
       raise errors.UsageError("the attack linear needs the labels: choose labels='known'")
-    _check(observation.image_shape[0], observation.num_classes)
+    _check(observation.batch_shape[0], observation.num_classes)
     return image_layer(layers, observation)
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     both = observation.update, observation.variables['params']
     gradients, layer = (tuple(trees.get(tree, path) for path in paths(observation)) for tree in both)
     rng = np.random.default_rng(key.ravel())
-    found = solve(gradients, layer, observation.labels, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
-    return found.rows, np.asarray(observation.labels).argmax(axis=1)[: len(found.rows)]
+    found = solve(gradients, layer, observation.targets, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
+    return found.rows, np.asarray(observation.targets).argmax(axis=1)[: len(found.rows)]
 
   return base.host_form(paths, read)._replace(labels='known')

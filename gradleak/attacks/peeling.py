@@ -376,24 +376,24 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
   def check(observation: Observation) -> None:
     base.require_gradient('peeling', observation)
     client.loss.require_cross_entropy('peeling')
-    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    layers = require(client.model, 'layers')(observation.batch_shape[1:])
     image_layer(layers, observation)
     check_dense(layers, observation.update)
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
     observation = in_pixels(client.model, observation)
-    layers = require(client.model, 'layers')(observation.image_shape[1:])
+    layers = require(client.model, 'layers')(observation.batch_shape[1:])
     known, observed = (dense_layers(layers, tree) for tree in (observation.variables['params'], observation.update))
 
     def take(gradients: Sequence[Dense] = observed, **options: Any) -> Peeled:
-      return peel(known, gradients, observation.image_shape[0], tolerance=float(tolerance), **options)
+      return peel(known, gradients, observation.batch_shape[0], tolerance=float(tolerance), **options)
 
     peeled = take()
-    if len(peeled.labels) < observation.image_shape[0]:  # a network that normalises in its own code is not known to
+    if len(peeled.labels) < observation.batch_shape[0]:  # a network that normalises in its own code is not known to
       peeled = max(peeled, take(box=NORMALISED), key=lambda found: len(found.labels))
     for box in () if len(peeled.labels) else (PIXELS, NORMALISED):  # it may be a sum, clipped, or in another unit
-      factor = scale(known, observed, observation.image_shape[0], tolerance=float(tolerance), box=box)
+      factor = scale(known, observed, observation.batch_shape[0], tolerance=float(tolerance), box=box)
       if factor != 1:
         again = take([(kernel / factor, bias / factor) for kernel, bias in observed], box=box)
         peeled = max(peeled, again, key=lambda found: len(found.labels))

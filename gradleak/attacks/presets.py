@@ -147,7 +147,7 @@ def preset(
 
 @preset(DLG)
 def dlg(*, steps: int = 6000, history: int = 100, tv: float = 0.0) -> Preset:
-  r"""Deep leakage from gradients (Zhu, Liu and Han 2019): images and labels together, squared distance, L-BFGS.
+  r"""Deep leakage from gradients (Zhu, Liu and Han 2019): samples and labels together, squared distance, L-BFGS.
 
   The published code runs 300 × 20 iterations of L-BFGS without a line search, from N(0, 1), without box or restarts.
   Ours has a line search, so that it does not diverge. One step is one evaluation.
@@ -352,7 +352,7 @@ def magia(
 ) -> Preset:
   r"""MAGIA (arXiv 2509.18170): DLG with TV, and beside the whole batch the gradients of random subsets are matched.
 
-  The published attack takes 300 iterations of up to 20 evaluations of L-BFGS, for images and labels together. It has
+  The published attack takes 300 iterations of up to 20 evaluations of L-BFGS, for samples and labels together. It has
   the squared distance with weights 0.999 and 0.001. The subset grows from one sample to the whole batch over the first
   150 iterations, which is the script's default. Its other documented run has a constant size of two
   (`subset=2,subset_growth=0`). The factor that rescales the subset's term is not published, see `Subsets`. The

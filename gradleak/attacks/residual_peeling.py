@@ -350,7 +350,7 @@ def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative =
   def net_of(observation: Observation) -> Callable[[], Stages]:
     base.require_gradient('residual_peeling', observation)
     client.loss.require_cross_entropy('residual_peeling')
-    number, *shape = observation.image_shape
+    number, *shape = observation.batch_shape
     if number != 1:
       raise errors.UsageError(f'the attack residual_peeling reads the gradient of one sample: the batch has {number}')
     return _network(client.model, tuple(shape), client.batch_norm == 'train')
@@ -376,16 +376,16 @@ def _leaves(tree: Tree) -> list[tuple[Path, Any]]:
 
 
 @reusable(8)
-def _network(model: Model, image_shape: tuple[int, ...], train: bool) -> Callable[[], Stages]:
+def _network(model: Model, sample_shape: tuple[int, ...], train: bool) -> Callable[[], Stages]:
   """Returns a function that gives the `Stages`; the same one for equal arguments."""
   found: list[Stages] = []
 
   def net() -> Stages:
     return found[0]
 
-  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
   with jax.ensure_compile_time_eval():
-    found.append(stages(model, shapes, image_shape, train))
+    found.append(stages(model, shapes, sample_shape, train))
     _check_last(model, found[0], dict(_leaves(shapes['params'])))
   return net
 

@@ -94,7 +94,7 @@ def nmf(
 def cocktail_party(
   kernel_update: jax.Array,
   bias_update: jax.Array,
-  image_shape: tuple[int, int, int, int],
+  sample_shape: tuple[int, int, int, int],
   *,
   steps: Count = 25_000,
   learning_rate: _Weight = 1e-3,
@@ -113,7 +113,7 @@ def cocktail_party(
   Args:
     kernel_update: [in, neurons], a gradient or a delta.
     bias_update: [neurons].
-    image_shape: (N, H, W, C); in = H·W·C, N at most the number of neurons.
+    sample_shape: (N, H, W, C); in = H·W·C, N at most the number of neurons.
     steps, learning_rate: of Adam.
     tv: the weight of the mean absolute difference of neighbouring pixels.
     decorrelation: the weight of exp(temperature · |cos|) − 1, averaged over pairs of rows of the unmixing matrix. The
@@ -124,7 +124,7 @@ def cocktail_party(
   Raises:
     UsageError: for more samples than neurons.
   """
-  count = _enough('cocktail_party', image_shape[0], kernel_update.T)
+  count = _enough('cocktail_party', sample_shape[0], kernel_update.T)
   rows = jnp.concatenate([kernel_update.T, bias_update.reshape(-1, 1)], axis=1)
   rows = rows / _safe(jnp.abs(rows).max())
   centred = rows[:, :-1] - rows[:, :-1].mean(axis=1, keepdims=True)
@@ -140,7 +140,7 @@ def cocktail_party(
 
   def loss(unmixing: jax.Array) -> jax.Array:
     unit = unmixing / jnp.linalg.norm(unmixing, axis=1, keepdims=True)
-    images = (unit @ observed[:, :-1]).reshape(image_shape)
+    images = (unit @ observed[:, :-1]).reshape(sample_shape)
     down, across = jnp.abs(jnp.diff(images, axis=1)), jnp.abs(jnp.diff(images, axis=2))
     alike = jnp.sum(off_diagonal * jnp.expm1(temperature * jnp.abs(unit @ unit.T))) / pairs
     sources = unit @ whitened
@@ -167,8 +167,8 @@ def alternating(
   client: Client,
   variables: Tree,
   update: Tree,
-  labels: jax.Array,
-  image_shape: tuple[int, int, int, int],
+  targets: jax.Array,
+  sample_shape: tuple[int, int, int, int],
   *,
   steps: Count = 120,
   damping: Fraction = 0.5,
@@ -186,9 +186,9 @@ def alternating(
     client: the `Client`; its model begins with a dense layer, its loss is the batch's mean.
     variables: the model's, at which the gradient was taken.
     update: the gradient, a tree shaped like the parameters.
-    labels: of the samples in any order, probabilities [N, classes]; it fails if half of them are wrong, see
+    targets: of the samples in any order, probabilities [N, classes]; it fails if half of them are wrong, see
       `counted_labels`.
-    image_shape: (N, H, W, C), N at most the number of neurons.
+    sample_shape: (N, H, W, C), N at most the number of neurons.
     steps: how many turns.
     damping: how far the first turn goes towards the solution; the last goes a tenth of that.
     ridge: of the least squares, relative to the shares' norms; it slows samples with small shares.
@@ -197,22 +197,22 @@ def alternating(
     UsageError: for more samples than neurons, a first dense layer that sees no image, or a model that normalises its
       pixels.
   """
-  layers = _layers('alternating', client, image_shape[1:])
+  layers = _layers('alternating', client, sample_shape[1:])
   found = first_dense_layer(layers, update)
   rows = trees.get(update, found[0]).T
-  count = _enough('alternating', image_shape[0], rows)
-  if rows.shape[1] != math.prod(image_shape[1:]):
-    raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not an image of {image_shape[1:]}')
+  count = _enough('alternating', sample_shape[0], rows)
+  if rows.shape[1] != math.prod(sample_shape[1:]):
+    raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not an image of {sample_shape[1:]}')
 
   def shares(image: jax.Array, label: jax.Array) -> jax.Array:
     def of_params(params: Tree) -> jax.Array:
-      given = {**variables, 'params': params}, image.reshape(1, *image_shape[1:]), label.reshape(1, -1)
+      given = {**variables, 'params': params}, image.reshape(1, *sample_shape[1:]), label.reshape(1, -1)
       return jnp.sum(per_example_loss(client.model, client.loss, *given)[0])
 
     return trees.get(jax.grad(of_params)(variables['params']), found[1]) / jnp.asarray(count, rows.dtype)
 
   def one_turn(turn: jax.Array, images: jax.Array) -> jax.Array:
-    held = jax.vmap(shares)(images, labels).T
+    held = jax.vmap(shares)(images, targets).T
     size = jnp.linalg.norm(held, axis=0)
     size = jnp.maximum(size, jnp.maximum(1e-6 * size.max(), jnp.finfo(rows.dtype).tiny))
     unit = held / size.reshape(1, -1)
@@ -225,24 +225,24 @@ def alternating(
   return jax.lax.fori_loop(jnp.int32(0), jnp.int32(steps), one_turn, start)
 
 
-def counted_labels(client: Client, variables: Tree, update: Tree, image_shape: tuple[int, int, int, int]) -> jax.Array:
+def counted_labels(client: Client, variables: Tree, update: Tree, sample_shape: tuple[int, int, int, int]) -> jax.Array:
   """Returns the labels of a batch, sorted, int32 [N]; pure JAX.
 
   The last bias's gradient is mean_i(p_ic − y_ic), so that the batch has N·(mean_i p_ic − ∂b_c) samples of class c. The
   mean prediction is estimated on Fidel's quotients in the range of pixels, which are mixtures of the batch's images.
   Where the network predicts some classes more often than others, this is more accurate than the rules of
-  `attacks.labels`, which use no images.
+  `attacks.targets`, which use no images.
 
   Args:
     client: the `Client`, of mean cross-entropy; its model begins with a dense layer.
     variables: the model's, at which the gradient was taken.
     update: the gradient.
-    image_shape: (N, H, W, C).
+    sample_shape: (N, H, W, C).
 
   Raises:
     UsageError: for a model that normalises its pixels, or whose last layer has no bias.
   """
-  count, *shape = image_shape
+  count, *shape = sample_shape
   quotients, alive = from_update(_layers('counted_labels', client, shape), update)
   inside = alive & (quotients >= -_SLACK).all(axis=1) & (quotients <= 1 + _SLACK).all(axis=1)
   inside = jnp.where(inside.any(), inside, jnp.ones_like(inside))

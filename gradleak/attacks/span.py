@@ -83,7 +83,7 @@ def span(client: Client) -> base.Attack:
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     about = check(observation)
     found = sequences(about, observation, np.random.default_rng(key.ravel()))
-    length, blank = observation.image_shape[1], about.padding or 0
+    length, blank = observation.batch_shape[1], about.padding or 0
     made = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
     texts = np.asarray(made, np.int32).reshape(len(found), length)
     if len(found) and about.causal and client.loss.own == 'next_token' and client.share == 'gradient':
@@ -101,7 +101,7 @@ def sequences(about: FirstBlock, observation: Observation, rng: np.random.Genera
   Fewer that explain the gradient up to its noise mean that the batch holds some of them more than once. The first ones
   are then repeated.
   """
-  number, length = observation.image_shape[:2]
+  number, length = observation.batch_shape[:2]
   update, variables = observation.update, observation.variables
   noise = _variance(observation)
   most = number * length
@@ -180,13 +180,13 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
       f'the attack span reads the first block of a transformer of tokens, and the model is {client.model.name!r}: take '
       'gpt or bert'
     )
-  if not about.second and observation.image_shape[0] > 1:
+  if not about.second and observation.batch_shape[0] > 1:
     raise errors.UsageError(
       f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares '
       'none: attack batches of one, or adapt a second block'
     )
   held = {*client.frozen, *client.private}
-  layers = client.model.layers(observation.image_shape[1:]) if held and client.model.layers is not None else ()
+  layers = client.model.layers(observation.batch_shape[1:]) if held and client.model.layers is not None else ()
   kept = {path for layer in layers if layer.name in held for path in layer.paths}
   sent = [
     not held.intersection(path) and not any(one[: len(path)] == path for one in kept)

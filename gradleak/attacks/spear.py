@@ -232,7 +232,7 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
 
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     base.require_gradient('spear', observation)
-    return image_layer(require(client.model, 'layers')(observation.image_shape[1:]), observation)
+    return image_layer(require(client.model, 'layers')(observation.batch_shape[1:]), observation)
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     rng = np.random.default_rng(key.ravel())
@@ -240,8 +240,8 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
     own = paths(observation)
     both = (observation.update, observation.variables['params'])
     four = [trees.get(tree, path) for tree in both for path in own]
-    following = _following(require(client.model, 'layers')(observation.image_shape[1:]), own[0], observation)
-    size = observation.image_shape[0]
+    following = _following(require(client.model, 'layers')(observation.batch_shape[1:]), own[0], observation)
+    size = observation.batch_shape[0]
     given = {'submatrices': submatrices, 'programs': programs, 'batch_size': size}
     return spear(*four, rng, following=following, **given).inputs[:size], None  # type: ignore[arg-type, misc]
 

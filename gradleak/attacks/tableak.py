@@ -36,7 +36,7 @@ class Pooled(Matching):
 
   def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
     """Returns the pooled rows [N, D], relaxed: entries of a block are the starts' shares of each level."""
-    rows = self.samples.images(dummy, state.latents, observation, self.copies)
+    rows = self.samples.of(dummy, state.latents, observation, self.copies)
     best = super().chosen(dummy, state, observation)
     if self.samples.seeds == 1 or self.pooling == 'best':
       return best

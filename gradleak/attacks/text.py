@@ -97,13 +97,13 @@ class Alternating(Matching):
   size: float | jax.Array
   starts: int
 
-  def losses(self, observation: Observation, images: jax.Array, *given: Any, **named: Any) -> tuple:
+  def losses(self, observation: Observation, samples: jax.Array, *given: Any, **named: Any) -> tuple:
     """Returns (objective, distance) of one seed, with the term of the embeddings' size."""
-    objective, apart = super().losses(observation, images, *given, **named)
+    objective, apart = super().losses(observation, samples, *given, **named)
     if self.samples.relaxation != 'embeddings':
       return objective, apart
     rows = table(observation.variables, self.client.model)
-    sizes = [jnp.mean(jnp.sqrt(jnp.sum(jnp.square(x), axis=-1) + 1e-12)) for x in (images, rows)]
+    sizes = [jnp.mean(jnp.sqrt(jnp.sum(jnp.square(x), axis=-1) + 1e-12)) for x in (samples, rows)]
     return objective + self.size * jnp.square(sizes[0] - sizes[1]), apart
 
   def begin(self, key: jax.Array, observation: Observation) -> AlternatingState:

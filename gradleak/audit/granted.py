@@ -68,13 +68,13 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
     simulates: the defense that an adaptive attack learns through, None for none.
 
   Raises:
-    UsageError: if a private image is among the public ones.
+    UsageError: if a private sample is among the public ones.
   """
   if attack.prepare is None:
     return None
   scenario = group.scenario
   if attack.learns and scenario.public is not None:
-    check_apart(fingerprints(scenario.public[0]), scenario.images)
+    check_apart(fingerprints(scenario.public[0]), scenario.samples)
   if attack.adaptive and simulates is not None:
     scenario = scenario._replace(client=bind(simulates, scenario.context).client(group.client))
   found = attack.prepare(group.streams.named('prepare'), scenario, attack.settings, group.settings.batch_size)
@@ -82,19 +82,19 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
 
 
 def class_means(group: Group, attack: AttackMethod) -> jax.Array | None:
-  """Returns the mean public image of each class, for an attack that uses it; of all classes where one has none."""
+  """Returns the mean public sample of each class, for an attack that uses it; of all classes where one has none."""
   public = group.scenario.public
   if public is None or not knowledge(group, attack).auxiliary_data or group.client.loss.targets is not CLASSES:
     return None
-  images, labels = public[0], classes_of(public[1], group.client)
+  samples, labels = public[0], classes_of(public[1], group.client)
   classes = range(group.client.num_classes)
-  return jnp.stack([images[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
+  return jnp.stack([samples[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
 
 
 def class_images(group: Group, attack: AttackMethod) -> jax.Array | None:
-  """Returns public images of each class, where the labels are inferred by a rule that uses them."""
+  """Returns public samples of each class, where the labels are inferred by a rule that uses them."""
   known, public = knowledge(group, attack), group.scenario.public
   if public is None or known.labels != 'inferred' or known.label_inference not in label_rules.AUXILIARY:
     return None
-  images, labels = public[0], classes_of(public[1], group.client)
-  return label_rules.class_images(images, labels, group.client.num_classes)
+  samples, labels = public[0], classes_of(public[1], group.client)
+  return label_rules.class_images(samples, labels, group.client.num_classes)

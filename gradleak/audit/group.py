@@ -60,18 +60,18 @@ class Group:
 
   @property
   def truth(self) -> np.ndarray:
-    """The private images, [T, B, H, W, C]."""
-    return self._batches(self.scenario.images)
+    """The private samples, [T, B, …]."""
+    return self._batches(self.scenario.samples)
 
   @property
   def gallery(self) -> dict[int, Any]:
-    """Label -> among what a private image of it is to be found, computed once for all groups."""
+    """Label -> among what a private sample of it is to be found, computed once for all groups."""
     return self.candidates()
 
   @property
   def targets(self) -> np.ndarray:
     """Their targets, as the client's loss takes them, [T, B, …]."""
-    return self._batches(self.scenario.labels)
+    return self._batches(self.scenario.targets)
 
   @property
   def classes(self) -> np.ndarray:

@@ -110,7 +110,7 @@ class Found(NamedTuple):
   Attributes:
     table: the `Table`.
     reconstructions: a `Reconstruction` with a leading axis of lanes.
-    at_truth: the objective at the private images, float [lanes].
+    at_truth: the objective at the private samples, float [lanes].
     steps: where the objective was recorded, int [K].
     curves: the objective there, float [lanes, K].
   """
@@ -136,25 +136,25 @@ class Build:
   simulates: Defense | None
   simulated: Client = dataclasses.field(compare=False)
   knowledge: Knowledge
-  image_shape: tuple[int, ...]
+  sample_shape: tuple[int, ...]
 
   @classmethod
   def of(cls, group: Group, method: AttackMethod, simulates: Defense | None = None) -> 'Build':
     """Returns the function of an attack in a group, on a client with the defense that it simulates."""
-    shape = (group.settings.batch_size, *group.scenario.images.shape[1:])
+    shape = (group.settings.batch_size, *group.scenario.samples.shape[1:])
     simulated = group.client if simulates is None else bind(simulates, group.scenario.context).client(group.client)
     return cls(method, method.structure, group.client, simulates, simulated, granted.knowledge(group, method), shape)
 
   def __call__(self, shared: dict, lane: dict) -> tuple[Any, jax.Array, Observation]:
     """Called while tracing, by the driver."""
-    labels, view = shared['labels'][lane['trial']], trees.take(shared['views'], lane['view'])
+    targets, view = shared['targets'][lane['trial']], trees.take(shared['views'], lane['view'])
     known = self.knowledge.labels == 'known'  # an attack sees no labels that it was not granted
     observation = Observation(
       view.get('variables', shared['variables']),
       view['update'],
-      labels if known else jnp.zeros_like(labels),
+      targets if known else jnp.zeros_like(targets),
       self.knowledge,
-      self.image_shape,
+      self.sample_shape,
       self.client.num_classes,
       weights=view['weights'],
       noise=view['noise'],
@@ -169,14 +169,14 @@ class Build:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveAtTruth:
-  """(shared, lane) -> what the lane's attacker would have measured at the private images: the auditor's figure."""
+  """(shared, lane) -> what the lane's attacker would have measured at the private samples: the auditor's figure."""
 
   build: Build
 
   def __call__(self, shared: dict, lane: dict) -> jax.Array:
     """Called while tracing, by the driver."""
     attack, _, observation = self.build(shared, lane)
-    return attack.objective(observation, shared['truth'][lane['trial']], shared['labels'][lane['trial']])
+    return attack.objective(observation, shared['truth'][lane['trial']], shared['targets'][lane['trial']])
 
 
 def structures(group: Group) -> list[list[Variant]]:
@@ -247,7 +247,7 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
   shared = {
     'variables': group.scenario.variables,
     'views': seen.stacked,
-    'labels': _encoded(group),
+    'targets': _encoded(group),
     'class_means': granted.class_means(group, first),
     'class_images': granted.class_images(group, first),
     'prepared': granted.prepared(group, first, simulates),
@@ -300,7 +300,7 @@ def shown(made: Table) -> np.ndarray:
 
 
 def judged_at_truth(group: Group, made: Table) -> tuple[ObjectiveAtTruth, dict, dict]:
-  """Returns what `driver.evaluate` takes for the objectives at the private images."""
+  """Returns what `driver.evaluate` takes for the objectives at the private samples."""
   return ObjectiveAtTruth(made.build), {**made.shared, 'truth': jnp.asarray(group.truth)}, made.arrays
 
 
@@ -330,7 +330,7 @@ def run(
     made: its `Table`.
     group_size: lanes that share one pass.
     fit: whether the group size may be halved until it fits the memory.
-    split: whether devices share the images of each lane, see `driver.run`.
+    split: whether devices share the samples of each lane, see `driver.run`.
     resume: (step, steps and curve so far, leaves of the states) of an earlier run.
     on_chunk, on_failure: called with a `driver.Progress` and (steps, objectives) so far.
     evaluation_size: group size of the evaluation at the truth; `group_size` by default.

@@ -61,13 +61,13 @@ def plan(
     errors.check_text('adaptive_attacks', adaptive)
   size = given.batch_size
   errors.check_number('trials', num_trials, **COUNT)
-  if num_trials * size > len(scenario.images):
-    most = len(scenario.images) // size
+  if num_trials * size > len(scenario.samples):
+    most = len(scenario.samples) // size
     raise errors.UsageError(
-      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.images)}; '
-      + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.images)}')
+      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.samples)}; '
+      + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.samples)}')
     )
-  lpips = _lpips(given, scenario.images.shape[1:])
+  lpips = _lpips(given, scenario.samples.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)
   chosen_defenses = named_defenses(defenses)
   chosen_trials = _only(only, [defense.label for defense in chosen_defenses], num_trials)
@@ -115,12 +115,13 @@ def _only(
 
 def galleries(scenario: Scenario, private: int) -> dict[int, Any]:
   """Returns label -> among what private samples of it are to be found, of the first ones: one for all of one kind."""
-  given, images, labels = scenario.gallery, scenario.images[:private], scenario.classes[:private]
+  given, samples, targets = scenario.gallery, scenario.samples[:private], scenario.classes[:private]
   make = scenario.client.modality.gallery
   if not given.by_class:
-    return dict.fromkeys(np.unique(labels).tolist(), make(given.images, images))
+    return dict.fromkeys(np.unique(targets).tolist(), make(given.samples, samples))
   return {
-    label: make(given.images[given.labels == label], images[labels == label]) for label in np.unique(labels).tolist()
+    label: make(given.samples[given.targets == label], samples[targets == label])
+    for label in np.unique(targets).tolist()
   }
 
 
@@ -131,7 +132,7 @@ def _with_steps(attack: AttackMethod, steps: int | None) -> AttackMethod:
   return attack.changed(steps=steps)
 
 
-def _lpips(given: AuditSettings, image_shape: tuple[int, ...]) -> metrics.LpipsWeights | None:
+def _lpips(given: AuditSettings, sample_shape: tuple[int, ...]) -> metrics.LpipsWeights | None:
   """Returns the weights of LPIPS that the settings name, None where they name none."""
   paths = {'lpips_weights': given.lpips_weights, 'lpips_heads': given.lpips_heads}
   missing = [name for name, path in paths.items() if path is None]
@@ -139,7 +140,7 @@ def _lpips(given: AuditSettings, image_shape: tuple[int, ...]) -> metrics.LpipsW
     return None
   if missing:
     raise errors.UsageError(f'{missing[0]} is missing: LPIPS needs two files, {" and ".join(paths)}')
-  perceptual.check_lpips_shape(given.lpips_backbone, image_shape)
+  perceptual.check_lpips_shape(given.lpips_backbone, sample_shape)
   return metrics.read_lpips(given.lpips_backbone, backbone_weights=given.lpips_weights, heads=given.lpips_heads)
 
 
@@ -170,17 +171,17 @@ def _trace(group: Group, attack: Labelled) -> None:
     raise errors.UsageError(f'the attack {attack.label!r} descends in float32: float64 is for closed forms alone')
   if method.learns and group.scenario.public is None:
     raise errors.UsageError(
-      f'the attack {attack.label!r} learns from public data: give public=(images, labels) to gradleak.scenario'
+      f'the attack {attack.label!r} learns from public data: give public=(samples, targets) to gradleak.scenario'
     )
   if method.prepare is not None and method(client).num_steps:
     return  # what it is made of has to be learned first
-  key, images, labels = jax.random.key(0), group.truth[0], jnp.asarray(group.targets[0])
-  upload = jax.eval_shape(client.local_update, key, variables, images, labels)
+  key, samples, targets = jax.random.key(0), group.truth[0], jnp.asarray(group.targets[0])
+  upload = jax.eval_shape(client.local_update, key, variables, samples, targets)
   for defense in group.defenses:
-    jax.eval_shape(defense.method.client(client).local_update, key, variables, images, labels)
+    jax.eval_shape(defense.method.client(client).local_update, key, variables, samples, targets)
   shared = {
     'views': {'update': upload.update, 'weights': None, 'noise': jnp.float32(0), 'clip': jnp.float32(jnp.inf)},
-    'labels': jax.eval_shape(lambda x: client.loss.targets.encode(x, client.num_classes, jnp.float32), labels),
+    'targets': jax.eval_shape(lambda x: client.loss.targets.encode(x, client.num_classes, jnp.float32), targets),
   }
   rest = {
     'variables': variables,

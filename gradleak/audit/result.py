@@ -17,7 +17,7 @@ from gradleak.defenses import guarantees
 from gradleak.defenses.defense import Defense, remarks
 from gradleak.federated.inspection import inspect
 
-_INSPECTED = 32  # images of the client that its check of the model is given
+_INSPECTED = 32  # samples of the client that its check of the model is given
 
 # (attack, defense) of a non-adaptive attacker, (attack, defense, adaptive attack) of an adaptive one.
 Case = tuple[str, ...]
@@ -25,14 +25,14 @@ Case = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AuditResult:
-  """Everything an audit found; T trials of B images.
+  """Everything an audit found; T trials of B samples.
 
   Attributes:
     config: the scientific settings, plain JSON.
     rows: one dict per attack × defense × adaptive attack × trial, plain JSON values, see docs/ROWS.md.
     controls: one dict per attack × control run, same keys.
-    truth: the private images, [T, B, H, W, C].
-    reconstructions: `Case` -> [T, B, H, W, C], matched to the truth; NaN where a trial diverged.
+    truth: the private samples, [T, B, …].
+    reconstructions: `Case` -> [T, B, …], matched to the truth; NaN where a trial diverged.
     curves: `Case` -> (steps [K], objective [T, K]) of the restarts that the attacker keeps.
     threat_models: attack -> sentences that say what this attacker was granted.
     adaptive_attacks: defense -> {adaptive attack: what an attacker who knows the defense does, in a sentence}.
@@ -124,10 +124,10 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
   entries = sorted((entry for parts in structures for entry in _entries(_as_long(parts))), key=position)
   reconstructions: dict[Case, list[np.ndarray]] = {}
   curves: dict[Case, tuple[np.ndarray, list[np.ndarray]]] = {}
-  for row, images, (steps, curve) in entries:
+  for row, samples, (steps, curve) in entries:
     if not row['control']:
       key = (row['attack'], row['defense'], *filter(None, [row['adaptive']]))
-      reconstructions.setdefault(key, []).append(images)
+      reconstructions.setdefault(key, []).append(samples)
       curves.setdefault(key, (steps, []))[1].append(curve)
   rows = [row for row, *_ in entries]
   by_attack = [[row for row in rows if row['attack'] == label and not row['control']] for label in plan.attacks]
@@ -137,7 +137,7 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
     [row for of_attack in by_attack for row in require_undefended_recovery(of_attack, undefended)],
     [row for row in rows if row['control']],
     plan.groups[0].truth,
-    {key: np.stack(images) for key, images in reconstructions.items()},
+    {key: np.stack(samples) for key, samples in reconstructions.items()},
     {key: (steps, np.stack(of_trials)) for key, (steps, of_trials) in curves.items()},
     _threat_models(plan),
     words,
@@ -150,11 +150,11 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
 
 
 def _entries(parts: list[Part]) -> list[tuple]:
-  """Returns (row, images, (steps, curve)) of one structure's parts, judged."""
+  """Returns (row, samples, (steps, curve)) of one structure's parts, judged."""
   arrays = [
-    (images, (found['steps'], curve))
+    (samples, (found['steps'], curve))
     for _, found in parts
-    for images, curve in zip(found['images'], found['curves'], strict=True)
+    for samples, curve in zip(found['images'], found['curves'], strict=True)
   ]
   return [(row, *of_row) for row, of_row in zip(judged(parts), arrays, strict=True)]
 
@@ -190,14 +190,14 @@ def _threat_models(plan: Plan) -> dict[str, list[str]]:
 def _inspected(group: Group) -> list[str] | None:
   """Returns what `inspect` finds suspicious in the model that clients are sent; None where it cannot read it.
 
-  The model of a malicious server is also run on images of the client, which takes a compilation.
+  The model of a malicious server is also run on samples of the client, which takes a compilation.
   """
   client, variables = group.client, group.scenario.variables
-  images, labels = group.truth[0][:_INSPECTED], group.targets[0][:_INSPECTED]
-  with_images = len(images) > 1 and group.server is not None
-  given: dict[str, Any] = {'batch': (images, labels), 'train': client.batch_norm == 'train'} if with_images else {}
+  samples, targets = group.truth[0][:_INSPECTED], group.targets[0][:_INSPECTED]
+  with_images = len(samples) > 1 and group.server is not None
+  given: dict[str, Any] = {'batch': (samples, targets), 'train': client.batch_norm == 'train'} if with_images else {}
   try:
-    found = inspect(client.model, variables, images.shape[1:], loss=client.loss, **given).findings
+    found = inspect(client.model, variables, samples.shape[1:], loss=client.loss, **given).findings
   except errors.UsageError:
     return None
   return [finding.text for finding in found if finding.suspicious]

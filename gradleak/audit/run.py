@@ -91,7 +91,7 @@ def audit(
     defenses: a list of `gradleak.defenses`, None for no defense; or a dict {label: defense}, no defense being 'none'.
       A transformation of your own is wrapped by `defenses.wrap`.
     attacks: of `gradleak.attacks` or `gradleak.servers`, or functions of a `Client` that return an `Attack`; likewise.
-    num_trials: T; trial t attacks one upload on the t-th batch of the scenario's images.
+    num_trials: T; trial t attacks one upload on the t-th batch of the scenario's samples.
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
       labels, controls, knowledge, rounds, adaptive_attacks.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
@@ -101,7 +101,7 @@ def audit(
     process: (rank, number) of this process among several that share the work and the work directory. They need not know
       of each other: one that dies is started again alone.
     shards: into how many parts the trials are cut, from the number of processes (None) to that of trials.
-    split: whether devices share the images of each upload, in place of trials: for a batch that is too large for one.
+    split: whether devices share the samples of each upload, in place of trials: for a batch that is too large for one.
       With `jax.distributed`, those of all its processes do, which then make this same call and see the same work
       directory; the first one writes. When one dies, all do, and are started again together.
     only: label of a defense -> the trials to attack under it; others are left out. None attacks all.
@@ -414,7 +414,7 @@ def _write(store: Workdir, outcome: AuditResult) -> None:
     for case, steps_and_objective in outcome.curves.items()
     for name, array in zip(('steps', 'objective'), steps_and_objective, strict=True)
   }
-  reconstructions = {json.dumps(case, ensure_ascii=False): images for case, images in outcome.reconstructions.items()}
+  reconstructions = {json.dumps(case, ensure_ascii=False): samples for case, samples in outcome.reconstructions.items()}
   contents: dict[str, str | bytes] = {
     'rows.jsonl': json_lines(outcome.rows),
     'controls.jsonl': json_lines(outcome.controls),
@@ -479,14 +479,14 @@ def load(workdir: Any) -> AuditResult:
     rows, controls = (
       [schema.check(row) for row in read_json_lines(folder / name, anew)] for name in ('rows.jsonl', 'controls.jsonl')
     )
-    images, curves = (_named(unpacked(folder / name, anew)) for name in ('reconstructions.npz', 'curves.npz'))
+    samples, curves = (_named(unpacked(folder / name, anew)) for name in ('reconstructions.npz', 'curves.npz'))
     cases = dict.fromkeys(case[:-1] for case in curves)
     return AuditResult(
       config=found['config'],
       rows=rows,
       controls=controls,
-      truth=images.pop(('truth',)),
-      reconstructions=images,
+      truth=samples.pop(('truth',)),
+      reconstructions=samples,
       curves={case: (curves[*case, 'steps'], curves[*case, 'objective']) for case in cases},
       **{name: found[name] for name in FACTS},
       resumed=True,

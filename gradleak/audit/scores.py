@@ -1,4 +1,4 @@
-"""Scored and judged: what the attacks found against the private images, one row per target."""
+"""Scored and judged: what the attacks found against the private samples, one row per target."""
 
 import json
 import math
@@ -23,23 +23,23 @@ Part = tuple[list[dict], dict[str, np.ndarray]]
 
 
 def scored(group: Group, sent: Uploads, found: Found) -> Part:
-  """Returns the rows of one structure, not yet judged, and arrays with the key, images and curve of each row."""
-  rows, keys, images, curves = [], [], [], []
+  """Returns the rows of one structure, not yet judged, and arrays with the key, samples and curve of each row."""
+  rows, keys, samples, curves = [], [], [], []
   for lanes in _by_target(found.table.lanes):
     row, chosen, permutation = _row(group, sent, found, lanes)
     rows.append({**row, 'steps': found.table.num_steps})
     first = found.table.lanes[lanes[0]]
     keys.append(first.target.key(group, found.table.variants[first.variant].name(group)))
-    images.append(_arranged(found.reconstructions.images[chosen], permutation))
+    samples.append(_arranged(found.reconstructions.samples[chosen], permutation))
     curves.append(found.curves[chosen])
-  arrays = {'keys': [json.dumps(key) for key in keys], 'images': images, 'curves': curves, 'steps': found.steps}
+  arrays = {'keys': [json.dumps(key) for key in keys], 'images': samples, 'curves': curves, 'steps': found.steps}
   return rows, {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def judged(parts: list[Part]) -> list[dict]:
   """Returns the rows of one structure's parts, judged by the control runs of the same variant in all of them.
 
-  Flat images are judged by the controls of flat ones, all others by the others: any guess is nearer to a flat image.
+  Flat samples are judged by the controls of flat ones, all others by the others: any guess is nearer to a flat sample.
   """
   rows = [row for part, _ in parts for row in part]
   variants = [
@@ -78,14 +78,14 @@ def _by_target(lanes: list[Lane]) -> list[range]:
 
 
 def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict, int, Any]:
-  """Returns a target's row without its verdict, the lane that the attacker keeps, and how its images are matched."""
+  """Returns a target's row without its verdict, the lane that the attacker keeps, and how its samples are matched."""
   reconstructions, scenario, kind = found.reconstructions, group.scenario, group.modality
   first = found.table.lanes[lanes.start]
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.classes[target.trial]
   measured = [
     kind.evaluate(
-      reconstructions.images[i],
+      reconstructions.samples[i],
       truth,
       reconstructions.labels[i],
       labels,
@@ -114,8 +114,8 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'restarts': group.settings.restarts,
     'labels': known.labels,
     **figures,
-    **_by_networks(group, reconstructions.images[chosen], truth, permutation),
-    f'trained_{kind.score}': _to_trained(kind, sent, target, reconstructions.images[chosen]),
+    **_by_networks(group, reconstructions.samples[chosen], truth, permutation),
+    f'trained_{kind.score}': _to_trained(kind, sent, target, reconstructions.samples[chosen]),
     'objective': float(reconstructions.objective[chosen]),
     'distance': float(reconstructions.distance[chosen]),
     'objective_start': float(reconstructions.objective_start[chosen]),
@@ -162,8 +162,8 @@ def _met(group: Group, target: Target) -> dict:
   }
 
 
-def _arranged(images: jax.Array, permutation: Any) -> np.ndarray:
-  """Returns the images [K, …] as they are matched to the truth, [N, …]; NaN, or −1, where none is left for one."""
-  matched = np.asarray(permutation).reshape(-1, *[1] * (images.ndim - 1)) >= 0
-  none = np.int32(-1) if np.issubdtype(images.dtype, np.integer) else np.float32(np.nan)
-  return np.where(matched, images[permutation], none)
+def _arranged(samples: jax.Array, permutation: Any) -> np.ndarray:
+  """Returns the samples [K, …] as they are matched to the truth, [N, …]; NaN, or −1, where none is left for one."""
+  matched = np.asarray(permutation).reshape(-1, *[1] * (samples.ndim - 1)) >= 0
+  none = np.int32(-1) if np.issubdtype(samples.dtype, np.integer) else np.float32(np.nan)
+  return np.where(matched, samples[permutation], none)

@@ -32,8 +32,8 @@ class Uploads(NamedTuple):
       that of the undefended upload; NaN for control runs.
     variables: per defense, and last of the control runs, the variables that a server of several rounds refers the
       upload to, every leaf [T, …]; None where all were sent the same.
-    trained: per defense the images that the clients trained on in the first round, [T, B, H, W, C]; None where these
-      are the private ones, or no images in [0, 1].
+    trained: per defense the samples that the clients trained on in the first round, [T, B, …]; None where these
+      are the private ones, or no samples in [0, 1].
   """
 
   trials: np.ndarray
@@ -68,14 +68,14 @@ class Send:
 
   def __call__(self, shared: dict, lane: dict) -> Upload:
     """Called while tracing, by the driver."""
-    client, images, labels = self.given(shared, lane)
+    client, samples, targets = self.given(shared, lane)
     variables: Any = lane.get('variables', shared.get('variables'))
-    return client.local_update(lane['key'], variables, images, labels)
+    return client.local_update(lane['key'], variables, samples, targets)
 
   def given(self, shared: dict, lane: dict) -> tuple[Client, jax.Array, jax.Array]:
     """Returns the lane's client under the defense, and its private samples."""
     client = self.bound.build(lane['numbers'], self.client)
-    return client, shared['images'][lane['trial']], shared['labels'][lane['trial']]
+    return client, shared['samples'][lane['trial']], shared['targets'][lane['trial']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +86,24 @@ class SendInTurn:
 
   def __call__(self, shared: dict, lane: dict) -> Upload:
     """Called while tracing, by the driver."""
-    client, images, labels = self.send.given(shared, lane)
+    client, samples, targets = self.send.given(shared, lane)
     state, found = None, []
     for i in range(lane['key'].shape[0]):
-      sent, state, _ = client.participate(lane['key'][i], shared['variables'], images, labels, None, state)
+      sent, state, _ = client.participate(lane['key'][i], shared['variables'], samples, targets, None, state)
       found.append(sent)
     return jax.tree.map(lambda *xs: jnp.stack(xs), *found)
 
 
 @dataclasses.dataclass(frozen=True)
 class Transformed:
-  """(shared, lane) -> the images that a client under a defense on the samples trains on."""
+  """(shared, lane) -> the samples that a client under a defense on the samples trains on."""
 
   send: Send
 
   def __call__(self, shared: dict, lane: dict) -> jax.Array:
     """Called while tracing, by the driver."""
-    client, images, labels = self.send.given(shared, lane)
-    return client.transformed(lane['key'], images, labels)[0]
+    client, samples, targets = self.send.given(shared, lane)
+    return client.transformed(lane['key'], samples, targets)[0]
 
 
 def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: int) -> Uploads:
@@ -178,12 +178,12 @@ def _in_turn(group: Group, request: _Request, group_size: int) -> Upload:
 
 
 def _trained(group: Group, request: _Request, group_size: int) -> np.ndarray | None:
-  """Returns the images that the clients trained on, [T, B, …]; None for the private ones, or none in [0, 1]."""
+  """Returns the samples that the clients trained on, [T, B, …]; None for the private ones, or none in [0, 1]."""
   if not request.bound.defense.at('data'):
     return None
   lanes = _lanes(group, request._replace(rounds=1))
-  images = np.asarray(_evaluate(group, Transformed(Send.of(request.bound, group.client)), lanes, group_size))
-  return images if images.min() >= 0 and images.max() <= 1 else None
+  samples = np.asarray(_evaluate(group, Transformed(Send.of(request.bound, group.client)), lanes, group_size))
+  return samples if samples.min() >= 0 and samples.max() <= 1 else None
 
 
 def _reshaped(part: slice, shape: tuple[int, int]) -> Callable[[Any], np.ndarray]:
@@ -207,7 +207,7 @@ def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **
 
 
 def _shared(group: Group, **shared: Any) -> dict:
-  return {**shared, 'images': jnp.asarray(group.truth), 'labels': jnp.asarray(group.targets)}
+  return {**shared, 'samples': jnp.asarray(group.truth), 'targets': jnp.asarray(group.targets)}
 
 
 def _served(group: Group, request: _Request, first: Upload, group_size: int) -> tuple[Upload, Tree]:

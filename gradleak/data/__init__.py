@@ -48,18 +48,18 @@ class Dataset(NamedTuple):
   Attributes:
     name: as given to `load`.
     split: as given to `load`.
-    images: float32 [N, H, W, C], pixels in [0, 1]; of a table its rows, float32 [N, D], see `Schema`; of texts their
+    samples: float32 [N, H, W, C], pixels in [0, 1]; of a table its rows, float32 [N, D], see `Schema`; of texts their
       tokens, int32 [N, length].
-    labels: int32 [N], in [0, num_classes).
-    class_names: a name for each label, also for classes without a sample in this split.
+    targets: the class of each, int32 [N], in [0, num_classes).
+    class_names: a name for each class, also for classes without a sample in this split.
     notes: sentences on what a user may not expect of these images: files that were left out, a small range.
     settings: what tells what a sample is, plain JSON, see `gradleak.modalities.of_config`; {} for images.
   """
 
   name: str
   split: str
-  images: np.ndarray
-  labels: np.ndarray
+  samples: np.ndarray
+  targets: np.ndarray
   class_names: tuple[str, ...]
   notes: tuple[str, ...] = ()
   settings: Mapping[str, Any] = types.MappingProxyType({})
@@ -73,7 +73,7 @@ class Dataset(NamedTuple):
   def known(self) -> dict[str, Any]:
     """Settings of networks that these samples tell: of texts their vocabulary, its padding and their length."""
     of = self.settings.get('tokeniser')
-    return {} if of is None else {'vocabulary': of['size'], 'padding': of['pad'], 'length': self.images.shape[1]}
+    return {} if of is None else {'vocabulary': of['size'], 'padding': of['pad'], 'length': self.samples.shape[1]}
 
   @property
   def columns(self) -> tuple[int, ...]:
@@ -231,14 +231,14 @@ class Candidates(NamedTuple):
   """Images among which private ones are to be found; the private ones may be among them.
 
   Attributes:
-    images: float32 [G, H, W, C] in [0, 1].
-    labels: int32 [G].
+    samples: float32 [G, H, W, C] in [0, 1].
+    targets: the class of each, int32 [G].
     by_class: whether each class is a kind of its own: then the candidates of an image are those of its class.
     class_names: a name for each label.
   """
 
-  images: np.ndarray
-  labels: np.ndarray
+  samples: np.ndarray
+  targets: np.ndarray
   by_class: bool = False
   class_names: tuple[str, ...] = ()
 
@@ -269,16 +269,16 @@ def gallery(
     errors.check_instance('by_class', by_class, bool, 'True or False')
   if text.knows(name):
     found = load(name, split, limit=min(most, text.read(name, split).size), **options)
-    return Candidates(found.images, found.labels, bool(by_class), found.class_names)
+    return Candidates(found.samples, found.targets, bool(by_class), found.class_names)
   splits = [split, *({'test', 'train'} - {split})] if name in EMBEDDED or is_table(name) else [split]
   parts: list[Dataset] = []
   for one in splits:
-    missing = most - sum(len(part.images) for part in parts)
+    missing = most - sum(len(part.samples) for part in parts)
     if missing:
       size = _size(name, one, **options)
       parts.append(load(name, one, limit=max(1, min(size, missing)), **options))
   known = _by_class(name, split, options.get('data_dir')) if by_class is None else by_class
-  images, labels = (np.concatenate([getattr(part, each) for part in parts]) for each in ('images', 'labels'))
+  images, labels = (np.concatenate([getattr(part, each) for part in parts]) for each in ('samples', 'targets'))
   return Candidates(images, labels, known, parts[0].class_names)
 
 
@@ -342,9 +342,9 @@ def check_classes(labels: Any, num_classes: Annotated[int | None, Range(1, 2**31
 
 
 def two(name: str, given: Any) -> tuple[Any, Any]:
-  """Returns `given`; raises `UsageError`, with its name, for anything but a pair (images, labels)."""
+  """Returns `given`; raises `UsageError`, with its name, for anything but a pair (samples, targets)."""
   if not isinstance(given, tuple | list) or len(given) != 2:
-    raise errors.UsageError(f'{name} is {errors.shown(given)}, expected (images, labels)')
+    raise errors.UsageError(f'{name} is {errors.shown(given)}, expected (samples, targets)')
   return given[0], given[1]
 
 
@@ -352,17 +352,17 @@ def pair(
   name: str,
   given: Any,
   num_classes: int | None = None,
-  image_shape: tuple[int, ...] | None = None,
+  sample_shape: tuple[int, ...] | None = None,
   check: Callable[[Any], None] | None = None,
   check_targets: Callable[[Any, int], Any] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a user's (images, labels) as NumPy arrays.
+  """Returns a user's (samples, targets) as NumPy arrays.
 
   Args:
     name: what messages call them, such as 'public'.
     given: a pair that `validate` accepts.
     num_classes: as `validate` takes it.
-    image_shape: (H, W, C) that the images must have, or None.
+    sample_shape: (H, W, C) that the images must have, or None.
     check: of samples that are no images; by default `check_images`.
     check_targets: (labels, number of samples), of targets that are no classes; by default `check_labels`.
 
@@ -379,8 +379,8 @@ def pair(
   except errors.UsageError as error:
     raise errors.UsageError(f'{name}: {error}') from error
   images, labels = np.asarray(images), np.asarray(labels)
-  if image_shape is not None and images.shape[1:] != tuple(image_shape):
-    raise errors.UsageError(f'{name}: images are {images.shape[1:]}, expected {tuple(image_shape)}')
+  if sample_shape is not None and images.shape[1:] != tuple(sample_shape):
+    raise errors.UsageError(f'{name}: images are {images.shape[1:]}, expected {tuple(sample_shape)}')
   return images, labels
 
 

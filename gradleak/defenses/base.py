@@ -74,7 +74,7 @@ def require_key(name: str, key: jax.Array | None) -> jax.Array:
 
 
 def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Array, jax.Array]:
-  """Returns `batch`: (images [N, H, W, C], label probabilities [N, classes]).
+  """Returns `batch`: (samples [N, H, W, C], label probabilities [N, classes]).
 
   Args:
     name: the defense, for the message.
@@ -88,7 +88,7 @@ def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Arr
     missing = 'batch' if batch is None else 'params'
     raise errors.UsageError(
       f'the defense {name} depends on the samples and the model and needs {missing}: call '
-      'update(updates, state, params, batch=(images, labels))'
+      'update(updates, state, params, batch=(samples, targets))'
     )
   return batch
 

@@ -110,14 +110,14 @@ def start_point(key: jax.Array, image: jax.Array, num_classes: int, public: Any,
     key: drives the draws.
     image: the sensitive one, float32 [H, W, C].
     num_classes: number of classes.
-    public: (images, integer labels) for `start='proxy'`, else None.
+    public: (images, integer targets) for `start='proxy'`, else None.
     start, mixup: as in `concealment`.
   """
   which, pixels = jax.random.split(key)
   if start == 'proxy':
-    images, labels = (jnp.asarray(part) for part in public)
-    chosen = jax.random.randint(which, (), 0, images.shape[0], jnp.int32)
-    x, y = images[chosen].astype(jnp.float32), labels[chosen]
+    samples, targets = (jnp.asarray(part) for part in public)
+    chosen = jax.random.randint(which, (), 0, samples.shape[0], jnp.int32)
+    x, y = samples[chosen].astype(jnp.float32), targets[chosen]
   else:
     x, y = jax.random.normal(pixels, image.shape), jax.random.randint(which, (), 0, num_classes, jnp.int32)
   if mixup:
@@ -130,8 +130,8 @@ def concealed_samples(
   client: Any,
   variables: Mapping,
   key: jax.Array,
-  images: jax.Array,
-  labels: jax.Array,
+  samples: jax.Array,
+  targets: jax.Array,
   public: tuple | None = None,
   *,
   dissimilarity: float = 0.01,
@@ -152,13 +152,13 @@ def concealed_samples(
     client: the `Client` whose model, loss and BatchNorm mode are used; dropout is off.
     variables: the model's.
     key: drives the start points.
-    images: the sensitive ones, float32 [N, H, W, C] in [0, 1].
-    labels: theirs, probabilities [N, classes].
-    public: (images, labels) for `start='proxy'`.
+    samples: the sensitive ones, float32 [N, H, W, C] in [0, 1].
+    targets: theirs, probabilities [N, classes].
+    public: (samples, targets) for `start='proxy'`.
     dissimilarity, latent, tolerance, learning_rate, steps, start, mixup, box: as in `concealment`.
 
   Returns:
-    (images, labels as probabilities) in the shapes of the sensitive ones.
+    (samples, targets as probabilities) in the shapes of the sensitive ones.
   """
   given = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
   weights = {name: jnp.asarray(weight, jnp.float32) for name, weight in given.items()}
@@ -182,7 +182,7 @@ def concealed_samples(
     (x, _), _ = jax.lax.scan(step, (x, adam.init(x)), rates)
     return x, y
 
-  return jax.vmap(conceal)(_keys(key, images.shape[0]), images, labels)
+  return jax.vmap(conceal)(_keys(key, samples.shape[0]), samples, targets)
 
 
 @functools.partial(jax.jit, static_argnames='client')
@@ -199,26 +199,29 @@ def mixed_gradient(
   Args:
     client: as in `concealed_samples`.
     variables: the model's.
-    batch: (images, labels as probabilities), N samples.
+    batch: (samples, targets as probabilities), N samples.
     concealed: likewise, K ≤ N concealed samples.
     weights: float32 [N], 0 for padding.
     mixing: λ_g, a scalar.
   """
-  (images, labels), (dummies, dummy_labels) = batch, concealed
-  num_samples, count = images.shape[0], dummies.shape[0]
+  (samples, targets), (dummies, dummy_labels) = batch, concealed
+  num_samples, count = samples.shape[0], dummies.shape[0]
   mixing = jnp.asarray(mixing, jnp.float32)
 
   def mean_loss(params: Tree) -> jax.Array:
-    union, current = jnp.concatenate([images, dummies]), {**variables, 'params': client.held(params, images.shape[1:])}
+    union, current = (
+      jnp.concatenate([samples, dummies]),
+      {**variables, 'params': client.held(params, samples.shape[1:])},
+    )
 
     def losses_of(given: jax.Array) -> jax.Array:
-      labels_of_all = jnp.concatenate([labels, given])
+      labels_of_all = jnp.concatenate([targets, given])
       train = client.batch_norm == 'train'
       losses, _ = per_example_loss(client.network, client.loss, current, union, labels_of_all, train)
       return losses
 
     # The compiler merges the two forward passes: the losses differ only in the labels of the dummies.
-    under_own, under_true = losses_of(dummy_labels), losses_of(labels[:count])
+    under_own, under_true = losses_of(dummy_labels), losses_of(targets[:count])
     losses = under_own[:num_samples]
     mixture = mixing * under_own[num_samples:] + (1 - mixing) * under_true[num_samples:]
     losses = jnp.concatenate([(losses[:count] + mixture) / 2, losses[count:]])
@@ -337,7 +340,7 @@ def _transformation(
   Args:
     client: the `Client`.
     proxies: the public samples to start from, or None.
-    conceal: (variables, key, images, labels) -> concealed samples.
+    conceal: (variables, key, samples, targets) -> concealed samples.
     combine: (variables, batch, concealed, weights, original gradient) -> the gradient to send, float32.
     sensitive: number of sensitive samples, or None for all.
   """
@@ -360,20 +363,20 @@ def _transformation(
   ) -> tuple[Tree, ConcealmentState]:
     del extra
     base.require_argument('concealment', 'client', client).loss.require_classes('concealment')
-    images, labels = base.require_batch('concealment', batch, params)
+    samples, targets = base.require_batch('concealment', batch, params)
     key = jax.random.fold_in(base.require_key('concealment', key), zlib.crc32(b'concealment'))
     if count == 0:
       return updates, state
-    if count is not None and count > images.shape[0]:
-      raise errors.UsageError(f'concealment(sensitive) is {count}, and the batch holds {images.shape[0]} samples')
-    if proxies is not None and proxies[0].shape[1:] != images.shape[1:]:
+    if count is not None and count > samples.shape[0]:
+      raise errors.UsageError(f'concealment(sensitive) is {count}, and the batch holds {samples.shape[0]} samples')
+    if proxies is not None and proxies[0].shape[1:] != samples.shape[1:]:
       raise errors.UsageError(
-        f'concealment(start=proxy) has public images of shape {proxies[0].shape[1:]}, the batch {images.shape[1:]}'
+        f'concealment(start=proxy) has public images of shape {proxies[0].shape[1:]}, the batch {samples.shape[1:]}'
       )
-    weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else jnp.asarray(weights, jnp.float32)
+    weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else jnp.asarray(weights, jnp.float32)
     params, original = jax.tree.map(lambda x: x.astype(jnp.float32), (params, updates))
     variables = {**(variables or {}), 'params': params}
-    own = images[:count], labels[:count]
+    own = samples[:count], targets[:count]
     concealed = conceal(variables, key, *own)
     mixed = combine(variables, batch, concealed, weights, original)
     updates = jax.tree.map(lambda m, u: m.astype(u.dtype), mixed, updates)
@@ -391,14 +394,14 @@ def _check_public(public: tuple | None, num_classes: int) -> None:
     raise errors.UsageError(
       "concealment(start=proxy) starts from public samples and none are given; start='noise' needs none"
     )
-  images, labels = public
-  if len(images) != len(labels) or not len(images):
+  samples, targets = public
+  if len(samples) != len(targets) or not len(samples):
     raise errors.UsageError(
-      f'concealment(start=proxy) got {len(images)} public images and {len(labels)} labels, expected one label each'
+      f'concealment(start=proxy) got {len(samples)} public images and {len(targets)} labels, expected one label each'
     )
-  if not 0 <= np.min(labels) <= np.max(labels) < num_classes:
+  if not 0 <= np.min(targets) <= np.max(targets) < num_classes:
     raise errors.UsageError(
-      f'concealment(start=proxy) got public labels in [{np.min(labels)}, {np.max(labels)}], '
+      f'concealment(start=proxy) got public labels in [{np.min(targets)}, {np.max(targets)}], '
       f'expected classes in [0, {num_classes - 1}]'
     )
 
@@ -410,8 +413,8 @@ def _summary(
   """Returns the `ConcealmentState`, means weighted by `weights`."""
   both = jax.tree.map(lambda x, y: jnp.stack([x, y], axis=1), sensitive, concealed)
 
-  def compare(images: jax.Array, labels: jax.Array) -> Samples:
-    views = jax.vmap(lambda image, label: view(client, variables, image, label))(images, labels)
+  def compare(samples: jax.Array, targets: jax.Array) -> Samples:
+    views = jax.vmap(lambda image, label: view(client, variables, image, label))(samples, targets)
     own, other = trees.take(views, 0), trees.take(views, 1)
     return trees.norm(other.image - own.image), trees.cosine(other.gradient, own.gradient)
 

@@ -35,14 +35,14 @@ class Context:
   Attributes:
     client: the undefended `Client`.
     variables: the global model's.
-    image_shape: (H, W, C).
-    public: public data (images, labels), float32 [K, H, W, C] and int32 [K], or None.
+    sample_shape: (H, W, C).
+    public: public data (samples, targets), float32 [K, H, W, C] and int32 [K], or None.
     previous: variables of the model that this client received before, or None at its first participation.
   """
 
   client: Any
   variables: Any
-  image_shape: tuple[int, ...]
+  sample_shape: tuple[int, ...]
   public: tuple | None = None
   previous: Any = None
 
@@ -50,7 +50,7 @@ class Context:
   def layers(self) -> tuple[Layer, ...] | None:
     """The model's layers, or None if it does not offer them."""
     offered = self.client.model.layers
-    return None if offered is None else offered(self.image_shape)
+    return None if offered is None else offered(self.sample_shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,11 +213,11 @@ class Defense(optax.GradientTransformationExtraArgs):
   """An optax transformation with its settings and `Traits`; equal ones have equal stages.
 
   It can be used in any `optax.chain`. An audit or a federation places each stage where it acts. A defense on the
-  samples is called like a function, `defense(key, images, labels)`; its `update` raises `UsageError`.
+  samples is called like a function, `defense(key, samples, targets)`; its `update` raises `UsageError`.
 
   Attributes:
     stages: one `Stage` per part of a chain, in order.
-    transform: of a single defense on the samples, the function (key, images, labels) -> (images, labels), which
+    transform: of a single defense on the samples, the function (key, samples, targets) -> (samples, targets), which
       `jax.jit` accepts (a tuple like this one it does not); else None.
   """
 
@@ -236,14 +236,16 @@ class Defense(optax.GradientTransformationExtraArgs):
     self.transform = made[0] if len(made) == 1 and stages[0].traits.place == 'data' else None
     return self
 
-  def __call__(self, key: jax.Array, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def __call__(self, key: jax.Array, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the samples to train on in place of these, for a single defense that acts on samples only."""
     if self.transform is None:
       raise errors.UsageError(f'the defense {self} acts on updates, not on samples: call its update(…)')
-    images = errors.as_array('images', images)
-    if images.ndim != 4 or not images.size or images.dtype.kind in 'biu':
-      raise errors.UsageError(f'images are {images.dtype} of shape {images.shape}, expected floats [N, H, W, C], N ≥ 1')
-    return self.transform(None if key is None else errors.check_key('key', key), images, labels)
+    samples = errors.as_array('samples', samples)
+    if samples.ndim != 4 or not samples.size or samples.dtype.kind in 'biu':
+      raise errors.UsageError(
+        f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C], N ≥ 1'
+      )
+    return self.transform(None if key is None else errors.check_key('key', key), samples, targets)
 
   @property
   def structure(self) -> Hashable:
@@ -294,7 +296,7 @@ class Defense(optax.GradientTransformationExtraArgs):
 def _on_samples(name: str) -> optax.GradientTransformationExtraArgs:
   def update(updates: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
     del updates, state, params, extra
-    raise errors.UsageError(f'the defense {name} acts on the samples: call it as a function, (key, images, labels)')
+    raise errors.UsageError(f'the defense {name} acts on the samples: call it as a function, (key, samples, targets)')
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
@@ -335,7 +337,8 @@ def wrap(
   For one with settings to sweep over, decorate its factory by `defense` instead.
 
   Args:
-    transformation: an optax transformation; for the place 'data' a function (key, images, labels) -> (images, labels).
+    transformation: an optax transformation; for the place 'data' a function (key, samples, targets) -> (samples,
+      targets).
     place: where it acts, see `Traits`.
     label: how results call it.
     version: of its code, such as '2'. A work directory holds label and version; under another version it is refused. A
@@ -357,7 +360,7 @@ def wrap(
   version = version and errors.check_text('version', version)
   fits = callable(transformation) if place == 'data' else isinstance(transformation, optax.GradientTransformation)
   if not fits:
-    kind = 'a function (key, images, labels) -> (images, labels)' if place == 'data' else 'an optax transformation'
+    kind = 'a function (key, samples, targets) -> (samples, targets)' if place == 'data' else 'an optax transformation'
     raise errors.UsageError(f'the defense {label!r} is {transformation!r}, expected {kind}')
   return Defense((Stage(_given, {}, (transformation,), traits=declared, label=label, version=version),))
 

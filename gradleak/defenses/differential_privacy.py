@@ -406,13 +406,13 @@ def _per_sample(
     base.require_argument(name, 'client', client)
     if perturb is not None:
       base.require_key(name, key)
-    images, labels = base.require_batch(name, batch, params)
-    weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
+    samples, targets = base.require_batch(name, batch, params)
+    weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
     key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
     loss = _weighted_loss(name, client, {**(variables or {}), 'params': params})
     with _promoting():
-      total = _clipped_sum(loss, limit)(params, images, labels, weights, dropout)
+      total = _clipped_sum(loss, limit)(params, samples, targets, weights, dropout)
       if perturb is not None and noise is not None:
         total = perturb(noise, total)
     mean = jax.tree.map(lambda t, u: (t / jnp.sum(weights)).astype(u.dtype), total, updates)
@@ -422,14 +422,14 @@ def _per_sample(
 
 
 def _weighted_loss(name: str, client: Any, variables: Mapping) -> Callable[..., jax.Array]:
-  """Returns (params, images, labels, weights, dropout key) -> the weighted sum of the samples' losses."""
+  """Returns (params, samples, targets, weights, dropout key) -> the weighted sum of the samples' losses."""
 
   def loss(
-    params: Tree, images: jax.Array, labels: jax.Array, weights: jax.Array, dropout: jax.Array | None
+    params: Tree, samples: jax.Array, targets: jax.Array, weights: jax.Array, dropout: jax.Array | None
   ) -> jax.Array:
-    params = client.held(params, images.shape[1:])  # what is not trained has no gradient that is clipped
+    params = client.held(params, samples.shape[1:])  # what is not trained has no gradient that is clipped
     train, current = client.batch_norm == 'train', {**variables, 'params': params}
-    losses, batch_stats = per_example_loss(client.network, client.loss, current, images, labels, train, dropout)
+    losses, batch_stats = per_example_loss(client.network, client.loss, current, samples, targets, train, dropout)
     if batch_stats:
       _check_batch_stats(name, client, variables)
     return jnp.sum(weights * losses)
@@ -438,7 +438,7 @@ def _weighted_loss(name: str, client: Any, variables: Mapping) -> Callable[..., 
 
 
 def _clipped_sum(loss: Callable[..., jax.Array], limit: jax.Array) -> Callable[..., Tree]:
-  """Returns (params, images, labels, weights, dropout key) -> the sum of the samples' clipped gradients, float32."""
+  """Returns (params, samples, targets, weights, dropout key) -> the sum of the samples' clipped gradients, float32."""
   from jax_privacy import clipping
 
   summed = clipping.clipped_grad(
@@ -463,7 +463,7 @@ def _check_batch_stats(name: str, client: Any, variables: Mapping) -> None:
   if not variables.get('batch_stats'):
     raise errors.UsageError(
       f'the defense {name} needs the batch statistics of this model: call '
-      "update(updates, state, params, batch=(images, labels), variables={'params': …, 'batch_stats': …})"
+      "update(updates, state, params, batch=(samples, targets), variables={'params': …, 'batch_stats': …})"
     )
 
 

@@ -49,8 +49,8 @@ class Slicing(NamedTuple):
 def sensitivity(
   client: Any,
   variables: Mapping,
-  images: jax.Array,
-  labels: jax.Array,
+  samples: jax.Array,
+  targets: jax.Array,
   *,
   method: Annotated[str, Choice(ESTIMATES)] = 'exact',
   probes: Count = 8,
@@ -65,7 +65,7 @@ def sensitivity(
   Args:
     client: the `Client`, used without its defenses.
     variables: the global model's.
-    images, labels: the public root samples, float32 [K, H, W, C] and integer [K] or probabilities [K, classes].
+    samples, targets: the public root samples, float32 [K, H, W, C] and integer [K] or probabilities [K, classes].
     method: 'exact' takes one directional derivative per pixel. 'probes' takes them along z ~ N(0, I), for which
       E‖Jz‖² = ‖J‖²_F, and the root of their mean for each sample. By Jensen's inequality that root is biased by a
       relative −v / (8·probes), v ≤ 2 being the relative variance of ‖Jz‖²: at most 3 % with 8 probes.
@@ -79,7 +79,7 @@ def sensitivity(
   """
   if method != 'exact' and key is None:
     raise errors.UsageError(f'sensitivity by {method} draws directions and needs key=jax.random.key(…)')
-  squares = _squared_sensitivity(client, variables, images, labels, key, None if method == 'exact' else probes)
+  squares = _squared_sensitivity(client, variables, samples, targets, key, None if method == 'exact' else probes)
   if method == 'probes_squared':
     return jnp.sqrt(jnp.mean(squares, axis=0))
   return jnp.mean(jnp.sqrt(squares), axis=0)
@@ -89,16 +89,16 @@ def sensitivity(
 def _squared_sensitivity(
   client: Any,
   variables: Mapping,
-  images: jax.Array,
-  labels: jax.Array,
+  samples: jax.Array,
+  targets: jax.Array,
   key: Any,
   probes: int | None,
 ) -> jax.Array:
   """Returns ‖∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; exact if `probes` is None, else estimated."""
   params, kind = variables['params'], client.modality
-  numbers, count = trees.layer_numbers(params, _layers(client, images.shape[1 : 1 + kind.axes]))
-  images = kind.relaxation('', client.model).relaxed(images, variables)  # whole numbers have no derivative
-  shape = images.shape[1:]
+  numbers, count = trees.layer_numbers(params, _layers(client, samples.shape[1 : 1 + kind.axes]))
+  samples = kind.relaxation('', client.model).relaxed(samples, variables)  # whole numbers have no derivative
+  shape = samples.shape[1:]
   single = dataclasses.replace(client.undefended(), share='gradient', epochs=1, batch_size=None, cohort=1)
 
   def of_sample(sample: tuple) -> jax.Array:
@@ -122,7 +122,7 @@ def _squared_sensitivity(
 
     return jnp.sum(jax.lax.map(of_pixel, pixels, batch_size=32), axis=0)
 
-  return jax.lax.map(of_sample, (jnp.arange(images.shape[0], dtype=jnp.int32), images, labels))
+  return jax.lax.map(of_sample, (jnp.arange(samples.shape[0], dtype=jnp.int32), samples, targets))
 
 
 @ranged
@@ -202,8 +202,8 @@ def _forward_order(params: Tree, layers: Sequence[Layer] | None) -> list[int]:
   return sorted(by_rank, key=lambda i: first[numbers[i]])
 
 
-def _layers(client: Any, image_shape: tuple[int, ...]) -> tuple[Layer, ...] | None:
-  return None if client.model.layers is None else client.model.layers(image_shape)
+def _layers(client: Any, sample_shape: tuple[int, ...]) -> tuple[Layer, ...] | None:
+  return None if client.model.layers is None else client.model.layers(sample_shape)
 
 
 def num_perturbed(ratio: float | jax.Array, num_slices: int) -> jax.Array:
@@ -258,14 +258,14 @@ def prepare(context: Context, settings: Settings) -> tuple[Slicing]:
   """
   if context.public is None:
     raise errors.UsageError(
-      'the defense graddefense measures its risk on public images: give public=(images, labels) to gradleak.scenario'
+      'the defense graddefense measures its risk on public images: give public=(samples, targets) to gradleak.scenario'
     )
   root, held = settings['root'], len(context.public[0])
   if root is not None and root > held:
     raise errors.UsageError(f'graddefense(root) is {root}, and there are {held} public images')
-  images, labels = (jnp.asarray(part[: _ROOT if root is None else root]) for part in context.public)
+  samples, targets = (jnp.asarray(part[: _ROOT if root is None else root]) for part in context.public)
   risk = sensitivity(
-    context.client, context.variables, images, labels, method=settings['estimate'], key=jax.random.key(0)
+    context.client, context.variables, samples, targets, method=settings['estimate'], key=jax.random.key(0)
   )
   params = context.variables['params']
   return (slice_gradients(params, risk, settings['num_slices'], context.layers, settings['balance']),)
@@ -382,11 +382,11 @@ def graddefense_step(
     del extra
     base.require_argument(name, 'client', client)
     key = jax.random.fold_in(base.require_key(name, key), zlib.crc32(name.encode()))
-    images, labels = base.require_batch(name, batch, params)
-    weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
+    samples, targets = base.require_batch(name, batch, params)
+    weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
     # Slices are whole numbers: no derivative passes through the risk, and none should be traced.
-    given = jax.lax.stop_gradient((_float32(params), _float32(variables or {}), images, labels, weights))
-    slices = _cut(params, _tensor_risks(client, *given), num_slices, _layers(client, images.shape[1:]))
+    given = jax.lax.stop_gradient((_float32(params), _float32(variables or {}), samples, targets, weights))
+    slices = _cut(params, _tensor_risks(client, *given), num_slices, _layers(client, samples.shape[1:]))
     selection, noise = jax.random.split(key)
     chosen = select_slices(selection, num_slices, num_perturbed(ratio, num_slices))
     updates = _clip_slices(updates, slices, chosen, clip)
@@ -396,28 +396,28 @@ def graddefense_step(
 
 
 def _tensor_risks(
-  client: Any, params: Tree, variables: Mapping, images: jax.Array, labels: jax.Array, weights: jax.Array
+  client: Any, params: Tree, variables: Mapping, samples: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """Returns the risk of each leaf as `graddefense_step` measures it, float32 [leaves]."""
 
-  def sums(images: jax.Array) -> jax.Array:
+  def sums(samples: jax.Array) -> jax.Array:
     def mean_loss(params: Tree) -> jax.Array:
       losses, batch_stats = per_example_loss(
-        client.model, client.loss, {**variables, 'params': params}, images, labels, client.batch_norm == 'train'
+        client.model, client.loss, {**variables, 'params': params}, samples, targets, client.batch_norm == 'train'
       )
       if batch_stats and client.batch_norm == 'eval' and 'batch_stats' not in variables:
         raise errors.UsageError(
           'the defense graddefense_step needs the running statistics of BatchNorm: call update(…, variables={…})'
         )
-      return client.loss.reduced(losses, labels, weights)
+      return client.loss.reduced(losses, targets, weights)
 
     return jnp.stack([jnp.sum(g) for g in jax.tree.leaves(jax.grad(mean_loss)(params))])
 
-  values, pullback = jax.vjp(sums, images)
+  values, pullback = jax.vjp(sums, samples)
 
   def risk(direction: jax.Array) -> jax.Array:
     squares = jnp.square(pullback(direction)[0])
-    return jnp.sum(jnp.sqrt(jnp.sum(squares, axis=tuple(range(1, images.ndim)))))
+    return jnp.sum(jnp.sqrt(jnp.sum(squares, axis=tuple(range(1, samples.ndim)))))
 
   return jax.lax.map(risk, jnp.eye(values.size, dtype=jnp.float32))
 

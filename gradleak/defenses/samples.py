@@ -234,7 +234,7 @@ def ats(*, policy: str = PUBLISHED) -> Transform:
       random, are separated by `/`.
 
   Returns:
-    (key, images, labels) -> (images, labels); the labels are not changed.
+    (key, images, targets) -> (samples, targets); the labels are not changed.
 
   Raises:
     UsageError: for an unknown operation or a magnitude out of its range; when called, without a key if the policy is
@@ -255,11 +255,11 @@ def ats(*, policy: str = PUBLISHED) -> Transform:
     outcomes = [follow(steps, drawn, image) for steps, drawn in zip(alternatives, keys, strict=True)]
     return jnp.stack(outcomes)[jax.random.randint(chosen, (), 0, len(alternatives))]
 
-  def transform(key: jax.Array | None, images: jax.Array, labels: jax.Array) -> Samples:
+  def transform(key: jax.Array | None, images: jax.Array, targets: jax.Array) -> Samples:
     errors.check_image_batch('the defense ats', images.shape)
     if not random:
-      return jax.vmap(functools.partial(augment, None))(images), labels
-    return jax.vmap(augment)(jax.random.split(_stream('ats', key), images.shape[0]), images), labels
+      return jax.vmap(functools.partial(augment, None))(images), targets
+    return jax.vmap(augment)(jax.random.split(_stream('ats', key), images.shape[0]), images), targets
 
   return transform
 
@@ -308,10 +308,10 @@ def ats_privacy_score(
 
 
 def require_public(public: tuple | None) -> tuple:
-  """Returns the public (images, labels) for InstaHide. Raises `UsageError` where there are none."""
+  """Returns the public (samples, targets) for InstaHide. Raises `UsageError` where there are none."""
   if public is None:
     raise errors.UsageError(
-      'the defense instahide mixes with public images and has none: give public=(images, labels) to the scenario'
+      'the defense instahide mixes with public images and has none: give public=(samples, targets) to the scenario'
     )
   return public
 
@@ -361,7 +361,7 @@ def instahide(
     largest: upper bound of each coefficient, at least 1/mixed.
 
   Returns:
-    (key, images, labels) -> (images, labels).
+    (key, images, targets) -> (samples, targets).
 
   Raises:
     UsageError: for a bound below 1/mixed or too few public images; when called, without public images or a key.
@@ -372,7 +372,7 @@ def instahide(
       f'instahide(mixed) is {mixed}, which takes up to {mixed - 1} public images, and public holds {public[0].shape[0]}'
     )
 
-  def transform(key: jax.Array | None, images: jax.Array, labels: jax.Array) -> Samples:
+  def transform(key: jax.Array | None, images: jax.Array, targets: jax.Array) -> Samples:
     errors.check_image_batch('the defense instahide', images.shape)
     count, others = images.shape[0], jnp.asarray(require_public(public)[0], images.dtype)
 
@@ -386,7 +386,7 @@ def instahide(
       mixture = jnp.tensordot(weights, jnp.concatenate([images[own], others[chosen]]), 1)
       signs = jax.random.rademacher(sign_key, mixture.shape, mixture.dtype)
       private = weights[: own.size] / jnp.sum(weights[: own.size])
-      return jnp.clip((signs * (2 * mixture - 1) + 1) / 2, 0, 1), jnp.tensordot(private, labels[own], 1)
+      return jnp.clip((signs * (2 * mixture - 1) + 1) / 2, 0, 1), jnp.tensordot(private, targets[own], 1)
 
     keys = jax.random.split(_stream('instahide', key), count)
     return jax.vmap(encode)(keys, jnp.arange(count, dtype=jnp.int32))

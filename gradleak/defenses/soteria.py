@@ -79,11 +79,11 @@ def soteria(
   ) -> tuple[Tree, optax.OptState]:
     del extra
     made_for = require_argument('soteria', 'model', model)
-    images, labels = require_batch('soteria', batch, params)
-    weights = jnp.ones(images.shape[:1], jnp.float32) if weights is None else weights
+    samples, targets = require_batch('soteria', batch, params)
+    weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
     variables = {'params': params} if variables is None else variables
-    kept = _kept(features, variant, rate, variables, images, weights)
-    path = defended_kernel(made_for, updates, kept.size, labels.shape[-1], images.shape[1:])
+    kept = _kept(features, variant, rate, variables, samples, weights)
+    path = defended_kernel(made_for, updates, kept.size, targets.shape[-1], samples.shape[1:])
 
     def dropped(keys: tuple, u: jax.Array) -> jax.Array:
       if trees.path_names(keys) != path:
@@ -98,19 +98,19 @@ def soteria(
 
 
 def defended_kernel(
-  model: Model, tree: Tree, num_features: int, num_classes: int, image_shape: Any = None
+  model: Model, tree: Tree, num_features: int, num_classes: int, sample_shape: Any = None
 ) -> tuple[str, ...]:
   """Returns the path of the kernel that Soteria prunes: what an adaptive attacker leaves out.
 
   It is the one tensor of shape [num_features, num_classes] or [num_classes, num_features]. Among several it is the last
-  in the forward order of `model.layers`, if the model offers that and `image_shape` is given.
+  in the forward order of `model.layers`, if the model offers that and `sample_shape` is given.
 
   Args:
     model: the `Model`.
     tree: its parameters, or anything shaped like them.
     num_features: length of its representation.
     num_classes: number of its logits.
-    image_shape: (H, W, C), or None.
+    sample_shape: (H, W, C), or None.
 
   Raises:
     UsageError: if no tensor fits, or several do.
@@ -119,8 +119,8 @@ def defended_kernel(
   fitting = [
     trees.path_names(keys) for keys, leaf in leaves if sorted(leaf.shape) == sorted((num_features, num_classes))
   ]
-  if len(fitting) > 1 and model.layers is not None and image_shape is not None:
-    ordered = [path for layer in model.layers(image_shape) for path in layer.paths if path in fitting]
+  if len(fitting) > 1 and model.layers is not None and sample_shape is not None:
+    ordered = [path for layer in model.layers(sample_shape) for path in layer.paths if path in fitting]
     fitting = ordered[-1:] or fitting
   if len(fitting) != 1:
     found = ' and '.join('/'.join(path) for path in fitting) or 'none'
@@ -137,20 +137,20 @@ def _num_features(context: Context) -> int:
   features = context.client.model.features
   if features is None:
     return 0
-  image = jax.ShapeDtypeStruct((1, *context.image_shape), jnp.float32)
+  image = jax.ShapeDtypeStruct((1, *context.sample_shape), jnp.float32)
   return math.prod(jax.eval_shape(features, context.variables, image).shape)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit is compiled at each call
 def _kept(
-  features: Callable, variant: str, rate: float, variables: Mapping, images: jax.Array, weights: jax.Array
+  features: Callable, variant: str, rate: float, variables: Mapping, samples: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """Returns the mask [F] of the features that are not pruned. It is piecewise constant, without derivatives."""
-  variables, images = jax.tree.map(
+  variables, samples = jax.tree.map(
     lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x,
-    jax.lax.stop_gradient((variables, images)),
+    jax.lax.stop_gradient((variables, samples)),
   )
-  representation, sensitivity = _sensitivity(functools.partial(features, variables), images)
+  representation, sensitivity = _sensitivity(functools.partial(features, variables), samples)
   weights = jax.lax.stop_gradient(weights).reshape(-1, 1)
 
   def summed(scores: jax.Array) -> jax.Array:
@@ -165,9 +165,9 @@ def _kept(
   return largest(rank.astype(jnp.float32), rate)
 
 
-def _sensitivity(features: Callable, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sensitivity(features: Callable, samples: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns r [N, F] and ‖∂r_i/∂x‖₂ of each image [N, F], by one backward pass per feature for all images together."""
-  representation, pull_back = jax.vjp(features, images)
+  representation, pull_back = jax.vjp(features, samples)
   num_images, num_features = representation.shape
 
   def row(feature: jax.Array) -> jax.Array:

@@ -59,7 +59,7 @@ def default_group_size(variables: Tree, num_images: int) -> int:
 
   Args:
     variables: the model's.
-    num_images: images per lane.
+    num_images: samples per lane.
   """
   if jax.default_backend() != 'cpu':
     return max(1, 512 // num_images)
@@ -165,7 +165,7 @@ def run(
       with the device.
     resume: (step, leaves of the states) of an earlier `Progress` of the same lanes and group size.
     devices: the devices to shard over; all local ones by default.
-    split: the number of images of a lane if the devices share images instead of lanes, for a batch too large for one
+    split: the number of samples of a lane if the devices share samples instead of lanes, for a batch too large for one
       device; 0 otherwise. The devices may belong to several processes that make the same call (`jax.distributed`).
       Results then differ in rounding, and the group size is not halved.
 

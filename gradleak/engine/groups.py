@@ -32,8 +32,8 @@ class Placement(NamedTuple):
     table: the lane at each position, int [D·R, group size]; unused positions repeat real lanes as padding, which does
       not affect results.
     counts: how many groups each device runs, int32 [D].
-    devices: the D devices; if images are split, all devices that share them, and D = 1.
-    split: how many images of a lane the devices share; 0 if each device runs its own lanes.
+    devices: the D devices; if samples are split, all devices that share them, and D = 1.
+    split: how many samples of a lane the devices share; 0 if each device runs its own lanes.
   """
 
   lanes: np.ndarray
@@ -115,12 +115,12 @@ def place(
   Args:
     lanes: their numbers, ascending.
     group_size: lanes per group.
-    devices: the devices; at most one per group is used, unless they `split` the images of each lane.
+    devices: the devices; at most one per group is used, unless they `split` the samples of each lane.
     split: see `Placement`.
     capacity: groups that fit on a device; by default as many as are needed.
 
   Raises:
-    UsageError: if the images cannot be divided evenly.
+    UsageError: if the samples cannot be divided evenly.
   """
   if split % len(devices):
     raise errors.UsageError(f'{split} images cannot be shared evenly by {len(devices)} devices')
@@ -192,7 +192,7 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
     )
 
   def over_images(counts: jax.Array, shared: Tree, *arguments: Tree) -> Tree:
-    """Shards images; the compiler propagates the sharding through the network and sums the loss over devices."""
+    """Shards samples; the compiler propagates the sharding through the network and sums the loss over devices."""
 
     images = NamedSharding(_mesh(devices), P(None, None, 'lanes'))
 

@@ -51,8 +51,8 @@ class Upload:
 class Client:
   """How a client trains and what it uploads.
 
-  The step chain receives gradient and parameters, and these extra arguments. `key=` is a key, `batch=` holds images and
-  labels as probabilities, and `weights=` those of the examples (0 for padding). `variables=` holds the current
+  The step chain receives gradient and parameters, and these extra arguments. `key=` is a key, `batch=` holds samples
+  and targets as probabilities, and `weights=` those of the examples (0 for padding). `variables=` holds the current
   parameters and batch statistics. `position=` has the number of the epoch and of the batch in it, both from 1 on.
 
   Attributes:
@@ -64,15 +64,15 @@ class Client:
     optimizer: the local optimizer of 'delta' clients, any optax transformation; plain SGD of rate 0.1 by default.
     step: the defense on the gradient of each local step, before the local optimizer.
     upload: the defense on the update before it is sent.
-    transform: the defense on the samples, (key, images, labels as probabilities) -> those to train on instead; None for
-      none.
+    transform: the defense on the samples, (key, samples, targets as probabilities) -> those to train on instead; None
+      for none.
     epochs: passes over the samples, in their order.
     batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
     drop_last: whether a smaller last batch is left out of each epoch instead.
     batch_norm: 'train' (batch statistics, as real clients do) or 'eval' (running ones, as older attacks assumed).
     remat: recompute local steps in the attacker's backward pass, in blocks of about √T of T steps, so that memory grows
       with √T; None for from 16 steps on.
-    augment: (key, images) -> images, applied to each local batch of a client that has a key; None for none.
+    augment: (key, samples) -> samples, applied to each local batch of a client that has a key; None for none.
     shuffled: whether each epoch takes the samples in a new order; in their own where there is no key.
     order: the order of the samples in each epoch, a permutation for each; None where `shuffled` tells it.
     precision: dtype of the forward and backward pass, 'float32' or 'bfloat16'; parameters and updates keep their own.
@@ -127,11 +127,11 @@ class Client:
         f"a client that shares its gradient takes one step, got epochs={self.epochs}; share='delta' takes several"
       )
 
-  def targets(self, labels: Any, count: int, outputs: tuple[int, ...] | None = None, dtype: Any = float) -> jax.Array:
-    """Returns labels as the floats that the loss compares outputs with.
+  def targets(self, targets: Any, count: int, outputs: tuple[int, ...] | None = None, dtype: Any = float) -> jax.Array:
+    """Returns targets as the floats that the loss compares outputs with.
 
     Args:
-      labels: as the loss takes them.
+      targets: as the loss takes them.
       count: number of samples.
       outputs: shape of what the model returns for one sample; None where it is not known.
       dtype: of what is made of whole numbers.
@@ -140,11 +140,11 @@ class Client:
       UsageError: for labels that the loss does not take, or of another shape than the outputs.
     """
     kind = self.loss.targets
-    labels = kind.checked(labels, count, self.num_classes)
-    found = kind.encode(labels, self.num_classes, jnp.result_type(dtype))
+    targets = kind.checked(targets, count, self.num_classes)
+    found = kind.encode(targets, self.num_classes, jnp.result_type(dtype))
     if outputs is not None and not self.loss.own and found.shape != (count, *outputs):
       raise errors.UsageError(
-        f'labels are {labels.dtype} of shape {labels.shape}, and the model returns outputs of shape '
+        f'targets are {targets.dtype} of shape {targets.shape}, and the model returns outputs of shape '
         f'{(count, *outputs)}: expected {kind.expected(count, self.num_classes)}'
       )
     return found
@@ -175,39 +175,39 @@ class Client:
     plain = self.step is NO_DEFENSE and self.upload is NO_DEFENSE and self.transform is None
     return self.share == 'gradient' and plain and self.cohort == 1
 
-  def gradient(self, variables: Mapping, images: jax.Array, labels: jax.Array) -> Tree:
+  def gradient(self, variables: Mapping, samples: jax.Array, targets: jax.Array) -> Tree:
     """Returns the gradient of the mean loss of samples, without dropout and defenses; arguments as `local_update`'s."""
-    plain, (images, labels) = self.undefended(), self._samples(images, labels)
-    weights = jnp.ones(images.shape[:1], labels.dtype)
-    return plain._defended_gradient(None, variables, plain._init_step(variables), images, labels, weights)[0]
+    plain, (samples, targets) = self.undefended(), self._samples(samples, targets)
+    weights = jnp.ones(samples.shape[:1], targets.dtype)
+    return plain._defended_gradient(None, variables, plain._init_step(variables), samples, targets, weights)[0]
 
-  def local_update(self, key: jax.Array | None, variables: Mapping, images: jax.Array, labels: jax.Array) -> Upload:
+  def local_update(self, key: jax.Array | None, variables: Mapping, samples: jax.Array, targets: jax.Array) -> Upload:
     """Trains on the samples and returns the `Upload`. Pure; `variables` are not changed.
 
     Args:
       key: drives dropout and the defenses' noise; None switches dropout off (and random defenses raise).
       variables: the global model's.
-      images: float32 [N, H, W, C] in [0, 1]; float64, as the variables, under `jax.enable_x64`.
-      labels: what the loss takes: class indices, integer [N], or probabilities, float32 [N, classes], by default.
+      samples: [N, …] as the modality takes them; floats of the precision of the variables.
+      targets: what the loss takes: class indices, integer [N], or probabilities, float32 [N, classes], by default.
 
     Raises:
       UsageError: for anything else, variables of another model, and what `participate` refuses.
     """
-    return self.participate(key, variables, images, labels)[0]
+    return self.participate(key, variables, samples, targets)[0]
 
   def participate(
     self,
     key: jax.Array | None,
     variables: Mapping,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     weights: jax.Array | None = None,
     state: Any = None,
   ) -> tuple[Upload, Any, Tree]:
     """Trains like `local_update` in one of many rounds; returns (`Upload`, state, new batch statistics).
 
     Args:
-      key, variables, images, labels: see `local_update`.
+      key, variables, samples, targets: see `local_update`.
       weights: of the examples, 1 or, for padding, 0, float32 [N]; None means no padding. A batch of only padding is no
         step. Flax Linen's BatchNorm leaves padding out of its statistics; those of other networks include it, so it
         should repeat real examples.
@@ -219,39 +219,39 @@ class Client:
         zeros as padding.
     """
     key = None if key is None else errors.check_key('key', key)
-    images, labels = self._samples(images, labels)
-    if has_init(self.model, self._shape(images)):  # a model made by hand may have none
-      check_variables(self.model, variables, self._shape(images))
-    check_mode(self.model, variables, self._shape(images), self.batch_norm)
+    samples, targets = self._samples(samples, targets)
+    if has_init(self.model, self._shape(samples)):  # a model made by hand may have none
+      check_variables(self.model, variables, self._shape(samples))
+    check_mode(self.model, variables, self._shape(samples), self.batch_norm)
     if self.cohort > 1:
-      return self._together(key, variables, images, labels, weights, state)
-    images, labels = self.transformed(key, images, labels)
+      return self._together(key, variables, samples, targets, weights, state)
+    samples, targets = self.transformed(key, samples, targets)
     padded = weights is not None
     if weights is not None:
       count = jnp.sum(weights).astype(jnp.int32)
     else:
-      count, weights = jnp.asarray(images.shape[0], jnp.int32), jnp.ones(images.shape[:1], labels.dtype)
-    steps = self.num_steps(images.shape[0])
+      count, weights = jnp.asarray(samples.shape[0], jnp.int32), jnp.ones(samples.shape[:1], targets.dtype)
+    steps = self.num_steps(samples.shape[0])
     if self.share == 'gradient':
       if steps != 1:
         raise errors.UsageError(
-          f'a gradient is shared after one step, but {images.shape[0]} samples in batches of '
+          f'a gradient is shared after one step, but {samples.shape[0]} samples in batches of '
           f'{self.batch_size} make {steps}'
         )
       update, batch_stats, step_state = self._defended_gradient(
-        key, variables, self._init_step(variables), images, labels, weights, filled=padded
+        key, variables, self._init_step(variables), samples, targets, weights, filled=padded
       )
     else:
-      update, batch_stats, step_state = self._train(key, variables, images, labels, weights, steps, padded)
-    upload, state = self._send(key, variables['params'], update, step_state, state, images, labels, count)
+      update, batch_stats, step_state = self._train(key, variables, samples, targets, weights, steps, padded)
+    upload, state = self._send(key, variables['params'], update, step_state, state, samples, targets, count)
     return upload, state, batch_stats
 
   def _together(
     self,
     key: jax.Array | None,
     variables: Mapping,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     weights: jax.Array | None,
     state: Any,
   ) -> tuple[Upload, Any, Tree]:
@@ -260,41 +260,41 @@ class Client:
       raise errors.UsageError(
         'samples of a cohort are divided evenly, and padding is not: leave cohort at 1 in training'
       )
-    self.num_steps(images.shape[0])  # raises for what cannot be divided
+    self.num_steps(samples.shape[0])  # raises for what cannot be divided
     member = dataclasses.replace(self, cohort=1)
-    split = [x.reshape(self.cohort, -1, *x.shape[1:]) for x in (images, labels)]
+    split = [x.reshape(self.cohort, -1, *x.shape[1:]) for x in (samples, targets)]
     keys = None if key is None else jax.random.split(key, self.cohort)
     axes = (None if key is None else 0, 0, 0, None if state is None else 0)
 
-    def one(key: jax.Array | None, images: jax.Array, labels: jax.Array, state: Any) -> tuple[Upload, Any, Tree]:
-      return member.participate(key, variables, images, labels, None, state)
+    def one(key: jax.Array | None, samples: jax.Array, targets: jax.Array, state: Any) -> tuple[Upload, Any, Tree]:
+      return member.participate(key, variables, samples, targets, None, state)
 
     uploads, state, batch_stats = jax.vmap(one, axes)(keys, *split, state)
     mean = functools.partial(jax.tree.map, functools.partial(jnp.mean, axis=0))
     mask = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.mask)
     return Upload(mean(uploads.update), mask, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
 
-  def transformed(self, key: jax.Array | None, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the samples that the client trains on in place of these, labels as probabilities.
+  def transformed(self, key: jax.Array | None, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples that the client trains on in place of these, targets as probabilities.
 
     Args:
       key: as `local_update` takes it.
-      images, labels: floats [N, H, W, C], and class indices or probabilities.
+      samples, targets: [N, …], and class indices or probabilities.
     """
-    images, labels = self._samples(images, labels)
+    samples, targets = self._samples(samples, targets)
     if self.transform is None:
-      return images, labels
-    return self.transform(None if key is None else jax.random.fold_in(key, 4), images, labels)
+      return samples, targets
+    return self.transform(None if key is None else jax.random.fold_in(key, 4), samples, targets)
 
-  def _samples(self, images: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns the samples, labels as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
-    images, labels = errors.as_array('images', images), errors.as_array('labels', labels)
-    self.modality.check_batch(images)
-    floating = images.dtype if jnp.issubdtype(images.dtype, jnp.floating) else float
-    labels = self.targets(labels, images.shape[0], dtype=floating)
-    if self.loss.own and labels.ndim == 2:  # else they are made of these samples already
-      return self.loss.of_samples(images, self.modality)
-    return images, labels
+  def _samples(self, samples: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples, targets as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
+    samples, targets = errors.as_array('samples', samples), errors.as_array('targets', targets)
+    self.modality.check_batch(samples)
+    floating = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else float
+    targets = self.targets(targets, samples.shape[0], dtype=floating)
+    if self.loss.own and targets.ndim == 2:  # else they are made of these samples already
+      return self.loss.of_samples(samples, self.modality)
+    return samples, targets
 
   def _shape(self, samples: jax.Array) -> tuple[int, ...]:
     """Returns the shape of one sample, also where a search moves something else in its place."""
@@ -308,8 +308,8 @@ class Client:
     key: jax.Array | None,
     variables: Mapping,
     state: Any,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     weights: jax.Array,
     position: tuple = (1, 1),
     filled: bool = False,
@@ -317,7 +317,7 @@ class Client:
     """Returns the step chain's output, the new batch statistics and the chain's new state.
 
     Args:
-      key, variables, images, labels, weights: see `participate`.
+      key, variables, samples, targets, weights: see `participate`.
       state: of the step chain.
       position: numbers of the epoch and of the batch in it.
       filled: whether weights may be 0.
@@ -325,7 +325,7 @@ class Client:
     params = variables['params']
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
     if self.augment is not None and key is not None:
-      images = self.augment(jax.random.fold_in(key, 5), images)
+      samples = self.augment(jax.random.fold_in(key, 5), samples)
 
     def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
       with masked(weights if filled else None):
@@ -333,53 +333,53 @@ class Client:
           self.network,
           self.loss,
           {**variables, 'params': params},
-          images,
-          labels,
+          samples,
+          targets,
           self.batch_norm == 'train',
           dropout,
         )
-      return self.loss.reduced(losses, labels, weights), batch_stats
+      return self.loss.reduced(losses, targets, weights), batch_stats
 
     gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
     if self.frozen:
-      gradient = trees.masked(gradient, self.trained_layers(params, self._shape(images)))
+      gradient = trees.masked(gradient, self.trained_layers(params, self._shape(samples)))
     chain = optax.with_extra_args_support(self.step)
     gradient, state = chain.update(
       gradient,
       state,
       params,
       key=noise,
-      batch=(images, labels),
+      batch=(samples, targets),
       weights=weights,
       variables=variables,
       position=position,
     )
     return gradient, batch_stats, state
 
-  def held(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+  def held(self, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
     """Returns the parameters, through which frozen layers have a gradient of zero."""
     if not self.frozen:
       return params
-    trained = self.trained_layers(params, image_shape)
+    trained = self.trained_layers(params, sample_shape)
     return jax.tree.map(lambda p, t: jnp.where(t, p, jax.lax.stop_gradient(p)), params, trained)
 
-  def trained_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+  def trained_layers(self, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is trained.
 
     Raises:
       UsageError: for a frozen layer that the model does not have, or if none is left.
     """
-    return self._without('frozen', params, image_shape)
+    return self._without('frozen', params, sample_shape)
 
-  def shared_layers(self, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+  def shared_layers(self, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is trained and shared; raises as `trained_layers` does."""
-    trained = self.trained_layers(params, image_shape)
-    return jax.tree.map(jnp.logical_and, trained, self._without('private', params, image_shape))
+    trained = self.trained_layers(params, sample_shape)
+    return jax.tree.map(jnp.logical_and, trained, self._without('private', params, sample_shape))
 
-  def _without(self, which: str, params: Tree, image_shape: tuple[int, ...]) -> Tree:
+  def _without(self, which: str, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is in none of the layers that a field names."""
     names_of = getattr(self, which)
-    layers = self.model.layers(image_shape) if self.model.layers is not None else ()
+    layers = self.model.layers(sample_shape) if self.model.layers is not None else ()
     paths = {path for layer in layers if layer.name in names_of for path in layer.paths}
     known = {layer.name for layer in layers}
 
@@ -400,21 +400,21 @@ class Client:
     self,
     key: jax.Array | None,
     variables: Mapping,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     weights: jax.Array,
     steps: int,
     padded: bool,
   ) -> tuple[Tree, Tree, Any]:
     """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, the step chain's last state)."""
-    size = self.batch_size or images.shape[0]
+    size = self.batch_size or samples.shape[0]
     per_epoch = steps // self.epochs
     used = per_epoch * size
-    padding = max(0, used - images.shape[0])
+    padding = max(0, used - samples.shape[0])
     mixed = self.batch_norm == 'train' and bool(variables.get('batch_stats'))
-    if not padded and padding and mixed and not takes_mask(self.model.apply, variables, images):
+    if not padded and padding and mixed and not takes_mask(self.model.apply, variables, samples):
       raise errors.UsageError(
-        f'{images.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
+        f'{samples.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
         'the padding: choose a batch size that divides them'
       )
 
@@ -422,10 +422,10 @@ class Client:
       x = jnp.pad(x[:used], [(0, padding)] + [(0, 0)] * (x.ndim - 1))
       return x.reshape(per_epoch, size, *x.shape[1:])
 
-    ordered = tuple(map(jnp.asarray, (images, labels, weights)))
+    ordered = tuple(map(jnp.asarray, (samples, targets, weights)))
     data = tuple(map(batched, ordered))
     optimizer = promoting(self.optimizer)
-    orders = None if self.order is None else self._orders(images.shape[0], padded)
+    orders = None if self.order is None else self._orders(samples.shape[0], padded)
 
     def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
       params, batch_stats, state, optimizer_state = carry
@@ -437,7 +437,7 @@ class Client:
         order = trees.take(orders, index // per_epoch)
         batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
       elif self.shuffled and key is not None:
-        order = jax.random.permutation(jax.random.fold_in(jax.random.fold_in(key, 6), index // per_epoch), len(images))
+        order = jax.random.permutation(jax.random.fold_in(jax.random.fold_in(key, 6), index // per_epoch), len(samples))
         if padded:  # it stays behind the samples, which fill no more batches than they need
           order = order[jnp.argsort(weights[order] == 0, stable=True)]
         batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
@@ -449,7 +449,7 @@ class Client:
       )
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them
-        updates = trees.masked(updates, self.trained_layers(params, self._shape(images)))
+        updates = trees.masked(updates, self.trained_layers(params, self._shape(samples)))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
         filled = (jnp.all if self.drop_last else jnp.any)(batch[2] > 0)
@@ -480,18 +480,18 @@ class Client:
     update: Tree,
     step_state: Any,
     state: Any,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     count: jax.Array,
   ) -> tuple[Upload, Any]:
     """Applies the upload chain, then the trees `mask` in the states of both chains."""
     noise = None if key is None else jax.random.fold_in(key, 3)
     chain = optax.with_extra_args_support(self.upload)
     state = chain.init(params) if state is None else state
-    update, state = chain.update(update, state, params, key=noise, batch=(images, labels))
+    update, state = chain.update(update, state, params, key=noise, batch=(samples, targets))
     mask = jax.tree.map(lambda x: jnp.ones((), bool), update)
     if self.frozen or self.private:
-      mask = self.shared_layers(params, self._shape(images))
+      mask = self.shared_layers(params, self._shape(samples))
     for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
       mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
     return Upload(trees.masked(update, mask), mask, count), state
@@ -556,9 +556,9 @@ def _in_precision(model: Model, precision: str) -> Model:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
   def pass_through(function: Callable) -> Callable:
-    def run(variables: Tree, images: jax.Array, *options: Any) -> tuple:
+    def run(variables: Tree, samples: jax.Array, *options: Any) -> tuple:
       with jax.numpy_dtype_promotion('standard'):  # norms compute their statistics in float32
-        found = function(cast(variables, low), cast(images, low), *options)
+        found = function(cast(variables, low), cast(samples, low), *options)
       return cast(found, jnp.float32)
 
     return run

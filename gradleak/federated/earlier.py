@@ -1,4 +1,4 @@
-"""A model along its training: some rounds on public images, so that clients have received a model before this one."""
+"""A model along its training: some rounds on public samples, so that clients have received a model before this one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ def earlier(
   key: jax.Array,
   client: Client,
   variables: Mapping,
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   *,
   rounds: Count = 1,
   clients: Count = 10,
@@ -33,22 +33,22 @@ def earlier(
     key: of the `simulation.Federation`.
     client: how each client trains; secure aggregation changes nothing of a mean, so that its cohort does not matter.
     variables: of the model at the start.
-    images: float32 [K, H, W, C], shared out evenly; a rest that is left over is not used.
-    labels: int32 [K].
+    samples: float32 [K, H, W, C], shared out evenly; a rest that is left over is not used.
+    targets: int32 [K].
     rounds: how many.
     clients: number of clients; at most K.
     rate: the server's learning rate on the mean gradient or the mean delta. At 0.1, one round kills the ReLUs of a
       dense network with DLG's initialisation.
 
   Raises:
-    UsageError: for more clients than images.
+    UsageError: for more clients than samples.
   """
-  errors.check_number('clients', clients, low=1, high=len(images), integer=True)
-  size = len(images) // clients
+  errors.check_number('clients', clients, low=1, high=len(samples), integer=True)
+  size = len(samples) // clients
   federation = simulation.Federation(
     dataclasses.replace(client, cohort=1),
-    images[: clients * size],
-    labels[: clients * size],
+    samples[: clients * size],
+    targets[: clients * size],
     np.split(np.arange(clients * size), clients),
     clients,
     server=optax.sgd(rate),

@@ -32,24 +32,24 @@ def one_logit(name: str) -> errors.UsageError:
   )
 
 
-def check_client(client: Any, variables: Mapping, image_shape: Sequence[int]) -> None:
+def check_client(client: Any, variables: Mapping, sample_shape: Sequence[int]) -> None:
   """Checks that a `Client`'s network follows its mode of BatchNorm, and that its loss takes the outputs and samples.
 
   Args:
     client: the `Client`.
     variables: of its model.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: as `check_mode` of models, `check_head` and `Loss.require_samples` do.
   """
   client.loss.require_samples(client.modality)
-  check_mode(client.model, variables, image_shape, client.batch_norm)
+  check_mode(client.model, variables, sample_shape, client.batch_norm)
   if client.loss.activation:
-    check_head(client.model, variables, image_shape)
+    check_head(client.model, variables, sample_shape)
 
 
-def check_head(model: Model, variables: Mapping, image_shape: Sequence[int]) -> None:
+def check_head(model: Model, variables: Mapping, sample_shape: Sequence[int]) -> None:
   """Checks that a model returns logits and not probabilities, for a loss that applies a softmax or a sigmoid.
 
   The network is run only where an exponential function or the like follows its last product. Probabilities of classes
@@ -58,30 +58,30 @@ def check_head(model: Model, variables: Mapping, image_shape: Sequence[int]) -> 
   Args:
     model: a `Model`.
     variables: its variables.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: for probabilities.
   """
-  sample = model.samples(_IMAGES, image_shape)
+  sample = model.samples(_IMAGES, sample_shape)
 
-  def logits(variables: Mapping, images: jax.Array) -> jax.Array:
-    return model.apply(variables, images, False, None)[0]
+  def logits(variables: Mapping, samples: jax.Array) -> jax.Array:
+    return model.apply(variables, samples, False, None)[0]
 
   names = list(_primitives(jax.make_jaxpr(logits)(variables, sample).jaxpr))
   products = [place for place, name in enumerate(names) if name in _PRODUCTS]
   if _CURVES.isdisjoint(names[max(products, default=0) :]):
     return
-  run, images = jax.jit(logits), jax.random.uniform(jax.random.key(0), sample.shape)
-  images = (images * _TOKENS if model.takes_ids else images).astype(sample.dtype)
-  found = np.asarray(run(variables, images), np.float64)
+  run, samples = jax.jit(logits), jax.random.uniform(jax.random.key(0), sample.shape)
+  samples = (samples * _TOKENS if model.takes_ids else samples).astype(sample.dtype)
+  found = np.asarray(run(variables, samples), np.float64)
   advice = 'return the logits, or give gradleak.Client a loss of your own on probabilities, gradleak.losses.wrap'
   if (found >= 0).all() and (np.abs(found.sum(axis=-1) - 1) < _CLOSE).all():
     raise errors.UsageError(
       f'the model {model.name!r} returns probabilities, which are at least 0 and sum to 1 for every image, and the '
       f'loss takes logits: {advice}'
     )
-  drawn = [np.asarray(run(_drawn(variables, seed), images)) for seed in range(_DRAWS)]
+  drawn = [np.asarray(run(_drawn(variables, seed), samples)) for seed in range(_DRAWS)]
   if all(((one >= 0) & (one <= 1)).all() for one in drawn):
     raise errors.UsageError(
       f'the model {model.name!r} returns values in [0, 1] for weights of any size, as behind a sigmoid, and the loss '

@@ -99,7 +99,7 @@ class Inspection(NamedTuple):
 def inspect(
   model: Model,
   variables: Mapping,
-  image_shape: Sequence[int],
+  sample_shape: Sequence[int],
   *,
   batch: tuple[Any, Any] | None = None,
   loss: Any = 'cross_entropy',
@@ -110,28 +110,28 @@ def inspect(
   Args:
     model: the `Model`; it must list its layers.
     variables: as received.
-    image_shape: (H, W, C).
-    batch: (images [N, H, W, C] in [0, 1], labels as the loss takes them) of the client's own, N ≥ 2: the batch that it
-      is about to train on, or a part of it. With None only the weights are checked.
+    sample_shape: (H, W, C).
+    batch: (samples [N, H, W, C] in [0, 1], targets as the loss takes them) of the client's own, N ≥ 2: the batch that
+      it is about to train on, or a part of it. With None only the weights are checked.
     loss: as a `Client`'s.
     train: whether BatchNorm uses the batch's statistics; a sample's gradient is then its part of the batch's gradient.
 
   Raises:
     UsageError: for a model without `layers`, or a batch that does not fit.
   """
-  image_shape = models.check_image_shape(image_shape)
-  layers = models.require(models.check_model(model), 'layers')(image_shape)
-  models.check_variables(model, variables, image_shape)
+  sample_shape = models.check_sample_shape(sample_shape)
+  layers = models.require(models.check_model(model), 'layers')(sample_shape)
+  models.check_variables(model, variables, sample_shape)
   models.check_finite(f'the weights of {model.name!r}', variables)
   errors.refuse_traced('the variables', variables)
   loss = as_loss(loss)
   errors.check_instance('train', train, bool, 'True or False')
   params = variables['params']
-  found = [*_last_layer(layers[-1], params), *_front(layers, params, image_shape), *_untouched(layers[:-1], params)]
+  found = [*_last_layer(layers[-1], params), *_front(layers, params, sample_shape), *_untouched(layers[:-1], params)]
   for index, layer in enumerate(layers[:-1]):
     found += _hidden_layer(layer, params, first=index == 0)
   if batch is not None:
-    found += _on_batch(model, variables, image_shape, layers, *data.two('batch', batch), loss, train)
+    found += _on_batch(model, variables, sample_shape, layers, *data.two('batch', batch), loss, train)
   worst = {}
   for finding in found:
     if finding.check not in worst or finding.score > worst[finding.check].score:
@@ -186,10 +186,10 @@ def _last_layer(layer: Layer, params: Tree) -> list[Finding]:
   return found
 
 
-def _front(layers: Sequence[Layer], params: Tree, image_shape: Sequence[int]) -> list[Finding]:
+def _front(layers: Sequence[Layer], params: Tree, sample_shape: Sequence[int]) -> list[Finding]:
   """Checks for two dense layers in front of a network that turn the image into an image: the imprint module."""
   first, second = (_weights(layer, params)[0] for layer in (layers[:2] if len(layers) > 2 else (layers[0],) * 2))
-  pixels = int(np.prod(image_shape))
+  pixels = int(np.prod(sample_shape))
   is_module = (
     len(layers) > 2
     and first is not None
@@ -292,25 +292,25 @@ def _halves_agree(weights: np.ndarray) -> bool:
 def _on_batch(
   model: Model,
   variables: Mapping,
-  image_shape: Sequence[int],
+  sample_shape: Sequence[int],
   layers: Sequence[Layer],
-  images: Any,
-  labels: Any,
+  samples: Any,
+  targets: Any,
   loss: Loss,
   train: bool,
 ) -> list[Finding]:
   """Checks whether single samples dominate the gradient of the client's own batch."""
-  images, labels = errors.host_array('images', images), errors.host_array('labels', labels)
-  fits = images.shape[1:] == tuple(image_shape) and labels.shape[:1] == images.shape[:1]
-  if not fits or len(images) < 2:
+  samples, targets = errors.host_array('samples', samples), errors.host_array('targets', targets)
+  fits = samples.shape[1:] == tuple(sample_shape) and targets.shape[:1] == samples.shape[:1]
+  if not fits or len(samples) < 2:
     raise errors.UsageError(
-      f'the batch has images {images.shape} and labels {labels.shape}, expected N ≥ 2 images of {tuple(image_shape)} '
-      'and as many labels'
+      f'the batch has samples {samples.shape} and targets {targets.shape}, expected N ≥ 2 samples of '
+      f'{tuple(sample_shape)} and as many targets'
     )
-  if images.ndim == 4:
-    data.check_images(images)
-  images = images.astype(np.float32)
-  lengths, shares = _gains(model, variables, layers, images, labels, loss, train)
+  if samples.ndim == 4:
+    data.check_images(samples)
+  samples = samples.astype(np.float32)
+  lengths, shares = _gains(model, variables, layers, samples, targets, loss, train)
   found = []
   for layer in layers[:-1]:
     norms = lengths[layer.name]
@@ -336,8 +336,8 @@ def _gains(
   model: Model,
   variables: Mapping,
   layers: Sequence[Layer],
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   loss: Loss,
   train: bool,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -352,9 +352,9 @@ def _gains(
     for path in layer.paths[1:]
     if path[-1] == 'bias' and _weights(layer, variables['params'])[1] is not None
   )
-  outputs = models.outputs_shape(model, variables, images.shape[1:])[-1]
-  targets = loss.targets.encode(loss.targets.checked(labels, len(images), outputs), outputs, jnp.float32)
-  measured = _measure(model, loss, train, layers, biases, variables, jnp.asarray(images), targets)
+  outputs = models.outputs_shape(model, variables, samples.shape[1:])[-1]
+  targets = loss.targets.encode(loss.targets.checked(targets, len(samples), outputs), outputs, jnp.float32)
+  measured = _measure(model, loss, train, layers, biases, variables, jnp.asarray(samples), targets)
   error, lengths, shares = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(measured))
   some = error > 1e-6 * error.max()
   lengths = {name: each[some] / error[some] for name, each in lengths.items()}
@@ -369,14 +369,16 @@ def _measure(
   layers: tuple[Layer, ...],
   biases: tuple[tuple[str, tuple[str, ...]], ...],
   variables: Mapping,
-  images: jax.Array,
-  labels: jax.Array,
+  samples: jax.Array,
+  targets: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
   """Returns (`‖∂ℓ_n/∂logits‖ [N]`, `{layer: ‖g_n‖ [N]}`, `{layer: |∂ℓ_n/∂b| [N, units]}`) of each sample's loss."""
 
   def of_one(index: jax.Array) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
     def own_loss(params: Tree) -> tuple[jax.Array, tuple]:
-      given = (images, labels) if train else tuple(jax.lax.dynamic_slice_in_dim(x, index, 1) for x in (images, labels))
+      given = (
+        (samples, targets) if train else tuple(jax.lax.dynamic_slice_in_dim(x, index, 1) for x in (samples, targets))
+      )
       logits, _ = model.apply({**variables, 'params': params}, given[0], train, None)
       at = index if train else 0
       return loss(logits[at][None], given[1][at][None])[0], (logits[at], given[1][at])
@@ -386,4 +388,4 @@ def _measure(
     lengths = {layer.name: trees.norm([trees.get(gradient, path) for path in layer.paths]) for layer in layers}
     return jnp.linalg.norm(error), lengths, {name: jnp.abs(trees.get(gradient, path)) for name, path in biases}
 
-  return jax.lax.map(of_one, jnp.arange(images.shape[0], dtype=jnp.int32))
+  return jax.lax.map(of_one, jnp.arange(samples.shape[0], dtype=jnp.int32))

@@ -1,4 +1,4 @@
-"""How far noise on the private images turns a client's update: whether a search can follow its gradient to them."""
+"""How far noise on the private samples turns a client's update: whether a search can follow its gradient to them."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ def roughness(
   key: jax.Array,
   client: Client,
   variables: Mapping,
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   *,
   stddevs: Sequence[float] = STDDEVS,
   batch_size: Count = 1,
@@ -28,33 +28,33 @@ def roughness(
   """Returns {σ: cosine distance between the updates of x and of x + N(0, σ²)}, the median over uploads.
 
   Gradient matching descends on this distance. Suppose that it is already large for a small σ. Then a search that does
-  not start beside the image meets an objective that hardly depends on the distance to the image.
+  not start beside the sample meets an objective that hardly depends on the distance to the sample.
 
   Args:
     key: of the noise.
     client: whose updates are compared; both of a pair draw the same dropout and the same noise of a defense.
     variables: of the model.
-    images, labels: float32 [N, H, W, C] in [0, 1], int [N]; ⌊N / batch_size⌋ uploads.
+    samples, targets: [N, …], int [N]; ⌊N / batch_size⌋ uploads.
     stddevs: the σ, in units of the pixels' range.
-    batch_size: images behind one upload.
+    batch_size: samples behind one upload.
 
   Raises:
-    UsageError: for a σ that is no number, more images behind an upload than there are, or images that do not fit.
+    UsageError: for a σ that is no number, more samples behind an upload than there are, or samples that do not fit.
   """
-  images, labels = data.pair('images and labels', (images, labels), check=client.modality.check)
-  errors.check_number('batch_size', batch_size, low=1, high=len(images), integer=True)
+  samples, targets = data.pair('the samples', (samples, targets), check=client.modality.check)
+  errors.check_number('batch_size', batch_size, low=1, high=len(samples), integer=True)
   for stddev in stddevs:
     errors.check_number('stddevs', stddev, low=0, finite=True)
-  count = len(images) // batch_size
+  count = len(samples) // batch_size
 
-  batches = [part[: count * batch_size].reshape(count, batch_size, *part.shape[1:]) for part in (images, labels)]
+  batches = [part[: count * batch_size].reshape(count, batch_size, *part.shape[1:]) for part in (samples, targets)]
   found = _distances(client, variables, np.asarray(stddevs, np.float32), jax.random.split(key, count), *batches)
   return dict(zip(map(float, stddevs), np.median(np.asarray(found, np.float64), axis=0).tolist(), strict=True))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _distances(
-  client: Client, variables: Mapping, stddevs: jax.Array, keys: jax.Array, images: jax.Array, labels: jax.Array
+  client: Client, variables: Mapping, stddevs: jax.Array, keys: jax.Array, samples: jax.Array, targets: jax.Array
 ) -> jax.Array:
   """Returns the distance of each upload at each σ, [uploads, σ]."""
 
@@ -68,4 +68,4 @@ def _distances(
 
     return jax.lax.map(distance, stddevs)
 
-  return jax.lax.map(of_upload, (keys, images, labels))
+  return jax.lax.map(of_upload, (keys, samples, targets))

@@ -39,8 +39,8 @@ class Federation:
 
   Attributes:
     client: how each client trains, its defenses included.
-    images: float32 [N, H, W, C] of all clients together.
-    labels: what the client's loss takes: classes, int32 [N], by default.
+    samples: [N, …] of all clients together.
+    targets: what the client's loss takes: classes, int32 [N], by default.
     partition: an array of indices into them for each client.
     per_round: clients that are drawn for a round.
     server: optax optimizer of the global model, on the mean gradient, or the negative of the mean delta: SGD of rate 1
@@ -56,8 +56,8 @@ class Federation:
   """
 
   client: Client
-  images: np.ndarray
-  labels: np.ndarray
+  samples: np.ndarray
+  targets: np.ndarray
   partition: Sequence[np.ndarray]
   per_round: Count
   server: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(1.0))
@@ -70,11 +70,11 @@ class Federation:
 
   def __post_init__(self) -> None:
     errors.check_instance('client', self.client, Client, 'a gradleak.Client')
-    self.client.modality.check(self.images)
-    self.client.targets(self.labels, len(self.images))
+    self.client.modality.check(self.samples)
+    self.client.targets(self.targets, len(self.samples))
     if self.client.private:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
-    check_partition(self.partition, len(self.images))
+    check_partition(self.partition, len(self.samples))
     check_fields(self)
     errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.defended is not None and not isinstance(self.defended, tuple | list):
@@ -86,7 +86,7 @@ class Federation:
   def layers(self) -> tuple[trees.Layer, ...] | None:
     """The model's layers, or None if it does not offer them."""
     offered = self.client.model.layers
-    return None if offered is None else offered(self.images.shape[1:])
+    return None if offered is None else offered(self.samples.shape[1:])
 
   @property
   def at_once(self) -> int:
@@ -136,7 +136,7 @@ class Round(NamedTuple):
 
 def start(federation: Federation, variables: Mapping) -> State:
   """Returns the `State` before the first round; raises `UsageError` for variables of another model."""
-  check_variables(federation.client.model, variables, federation.images.shape[1:])
+  check_variables(federation.client.model, variables, federation.samples.shape[1:])
   params = variables['params']
   server = promoting(federation.server).init(params)
   return State(0, variables, server, federation.chain.init(params), {}, np.zeros(len(federation.partition), np.int32))
@@ -232,7 +232,7 @@ class _Participate:
 
   def __call__(self, variables: Mapping, lane: Mapping) -> tuple[Upload, Any, Tree]:
     return self.client.participate(
-      lane['key'], variables, lane['images'], lane['labels'], lane['weights'], lane['kept']
+      lane['key'], variables, lane['samples'], lane['targets'], lane['weights'], lane['kept']
     )
 
 
@@ -286,8 +286,8 @@ def _padded(federation: Federation, parts: Sequence[np.ndarray], longest: int) -
   longest = -(-longest // size) * size
   chosen = np.stack([np.resize(part, longest) for part in parts])
   return {
-    'images': federation.images[chosen],
-    'labels': federation.client.loss.targets.kept(federation.labels)[chosen],
+    'samples': federation.samples[chosen],
+    'targets': federation.client.loss.targets.kept(federation.targets)[chosen],
     'weights': np.stack([np.arange(longest) < len(part) for part in parts]).astype(np.float32),
   }
 
@@ -408,40 +408,40 @@ def bytes_sent(uploads: Upload) -> np.ndarray:
 
 
 def accuracy(
-  model: Model, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
+  model: Model, variables: Mapping, samples: np.ndarray, targets: np.ndarray, batch_size: int = 100
 ) -> tuple[float, float]:
   """Returns (accuracy, mean cross-entropy) of a model on samples; arguments and errors are those of `classified`."""
-  predicted, loss = classified(model, variables, images, labels, batch_size)
-  return int(np.sum(predicted == labels)) / len(predicted), loss
+  predicted, loss = classified(model, variables, samples, targets, batch_size)
+  return int(np.sum(predicted == targets)) / len(predicted), loss
 
 
-def decided(loss: Loss, labels: Any) -> np.ndarray:
+def decided(loss: Loss, targets: Any) -> np.ndarray:
   """Returns what a model has to decide for each sample: its class, or the number of its combination of flags, int [N].
 
   Args:
     loss: of a client.
-    labels: as it takes them.
+    targets: as it takes them.
 
   Raises:
     UsageError: for targets that leave nothing to decide, such as values, of which there is no accuracy.
   """
-  labels = np.asarray(labels)
-  if loss.targets.decide is None or labels.ndim > 2:
+  targets = np.asarray(targets)
+  if loss.targets.decide is None or targets.ndim > 2:
     raise errors.UsageError(
       f'accuracy is of one class or some flags for each sample, and the loss {loss} is not: train without test samples'
     )
-  if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and loss.targets in (CLASSES, SAMPLES):
-    return labels  # where samples give their targets, the kind of each
-  labels = labels if loss.targets is CLASSES else loss.targets.kept(labels) - 0.5
-  return np.asarray(loss.targets.decide(labels))
+  if np.issubdtype(targets.dtype, np.integer) and targets.ndim == 1 and loss.targets in (CLASSES, SAMPLES):
+    return targets  # where samples give their targets, the kind of each
+  targets = targets if loss.targets is CLASSES else loss.targets.kept(targets) - 0.5
+  return np.asarray(loss.targets.decide(targets))
 
 
 @ranged
 def classified(
   model: Model,
   variables: Mapping,
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   batch_size: Annotated[int, Range(1, 10**6)] = 100,
   loss: Loss | None = None,
 ) -> tuple[np.ndarray, float]:
@@ -451,8 +451,8 @@ def classified(
 
   Args:
     model, variables: the `Model` and its variables.
-    images: float32 [N, H, W, C] in [0, 1].
-    labels: as the loss takes them.
+    samples: [N, …].
+    targets: as the loss takes them.
     batch_size: samples per compiled pass; changes speed, and the last bits.
     loss: of a client; None for cross-entropy.
 
@@ -460,24 +460,24 @@ def classified(
     UsageError: for samples that the loss does not take, or variables of another model; and as `decided` does.
   """
   loss = cross_entropy() if loss is None else loss
-  if np.ndim(images) == 4:
-    data.check_images(images)
-  check_variables(check_model(model), variables, np.shape(images)[1:])
-  outputs = outputs_shape(model, variables, np.shape(images)[1:])[-1]
+  if np.ndim(samples) == 4:
+    data.check_images(samples)
+  check_variables(check_model(model), variables, np.shape(samples)[1:])
+  outputs = outputs_shape(model, variables, np.shape(samples)[1:])[-1]
   check = functools.partial(loss.targets.checked, outputs=outputs)
-  images, labels = data.pair('the samples', (images, labels), check=np.asarray, check_targets=check)
-  decided(loss, labels[:1])  # raises for what cannot be
+  samples, targets = data.pair('the samples', (samples, targets), check=np.asarray, check_targets=check)
+  decided(loss, targets[:1])  # raises for what cannot be
   predicted, total, score = [], 0.0, _score(model, loss)
-  for first in range(0, len(images), batch_size):
+  for first in range(0, len(samples), batch_size):
     some = slice(first, first + batch_size)
-    found = score(variables, images[some], loss.targets.kept(labels[some]))
+    found = score(variables, samples[some], loss.targets.kept(targets[some]))
     predicted.append(np.asarray(found[0]))
     total += float(found[1])
-  return np.concatenate(predicted), total / len(images)
+  return np.concatenate(predicted), total / len(samples)
 
 
 def judged(
-  client: Client, variables: Mapping, images: np.ndarray, labels: np.ndarray, batch_size: int = 100
+  client: Client, variables: Mapping, samples: np.ndarray, targets: np.ndarray, batch_size: int = 100
 ) -> tuple[np.ndarray, np.ndarray, float]:
   """Returns (what a client's model decides, what it has to, int [N] each; the mean loss), see `classified`, `decided`.
 
@@ -485,15 +485,15 @@ def judged(
 
   Args:
     client: the `Client`, of whose model and loss it is.
-    variables, images, labels, batch_size: as `classified` takes them.
+    variables, samples, targets, batch_size: as `classified` takes them.
   """
   if not client.loss.own:
-    predicted, loss = classified(client.model, variables, images, labels, batch_size, client.loss)
-    return predicted, decided(client.loss, labels), loss
-  client.modality.check(images)
+    predicted, loss = classified(client.model, variables, samples, targets, batch_size, client.loss)
+    return predicted, decided(client.loss, targets), loss
+  client.modality.check(samples)
   found, score = [], _score_of_tokens(client)
-  for first in range(0, len(images), batch_size):
-    found.append(jax.device_get(score(variables, jnp.asarray(images[first : first + batch_size]))))
+  for first in range(0, len(samples), batch_size):
+    found.append(jax.device_get(score(variables, jnp.asarray(samples[first : first + batch_size]))))
   predicted, truth, counted, losses = (
     np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(*found, strict=True)
   )
@@ -505,8 +505,8 @@ def judged(
 @reusable(32)
 def _score_of_tokens(client: Client) -> Callable[..., tuple[jax.Array, ...]]:
   @jax.jit
-  def score(variables: Mapping, images: jax.Array) -> tuple[jax.Array, ...]:
-    given, targets = client.loss.of_samples(images, client.modality)
+  def score(variables: Mapping, samples: jax.Array) -> tuple[jax.Array, ...]:
+    given, targets = client.loss.of_samples(samples, client.modality)
     outputs, _ = client.model.apply(variables, given, False, None)
     logs = -jnp.sum(targets * jax.nn.log_softmax(outputs), axis=-1)
     return jnp.argmax(outputs, axis=-1), jnp.argmax(targets, axis=-1), jnp.any(targets > 0, axis=-1), logs
@@ -520,9 +520,9 @@ def _score(model: Model, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array
   assert decide is not None
 
   @jax.jit
-  def score(variables: Mapping, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    outputs, _ = model.apply(variables, images, False, None)
-    check_logits(model, outputs, (len(images), *getattr(outputs, 'shape', ())[1:2]))
-    return decide(outputs), jnp.sum(loss(outputs, loss.targets.encode(labels, outputs.shape[1], outputs.dtype)))
+  def score(variables: Mapping, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    outputs, _ = model.apply(variables, samples, False, None)
+    check_logits(model, outputs, (len(samples), *getattr(outputs, 'shape', ())[1:2]))
+    return decide(outputs), jnp.sum(loss(outputs, loss.targets.encode(targets, outputs.shape[1], outputs.dtype)))
 
   return score

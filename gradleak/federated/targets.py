@@ -62,7 +62,7 @@ class Targets:
     Raises:
       UsageError: for targets of another kind, or out of range.
     """
-    targets = errors.as_array('labels', targets)
+    targets = errors.as_array('targets', targets)
     if not self.given(targets, count, outputs):
       raise errors.UsageError(
         f'labels are {targets.dtype} of shape {targets.shape}, expected {self.expected(count, outputs)}'

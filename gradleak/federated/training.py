@@ -63,7 +63,7 @@ def train(
     federation: the `Federation`.
     variables: the initial model's.
     rounds: how many.
-    test: (images, labels) that the model is measured on, or None.
+    test: (samples, targets) that the model is measured on, or None.
     evaluate_every: rounds between two measurements; the last round is always measured.
     workdir: a folder for `rounds.jsonl`, `timing.jsonl` and checkpoints; a run that was killed is resumed from it.
     config: what identifies the run there, plain JSON.
@@ -141,9 +141,9 @@ def _overdrawn(
   return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())).value > budget
 
 
-def _measured(federation: Federation, state: State, images: np.ndarray, labels: np.ndarray) -> dict:
+def _measured(federation: Federation, state: State, samples: np.ndarray, targets: np.ndarray) -> dict:
   """Returns what is measured of a model on test samples."""
-  predicted, truth, loss = simulation.judged(federation.client, state.variables, images, labels)
+  predicted, truth, loss = simulation.judged(federation.client, state.variables, samples, targets)
   return {'accuracy': int(np.sum(predicted == truth)) / len(truth), 'loss': loss, **chance.facts(truth, predicted)}
 
 

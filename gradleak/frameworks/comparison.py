@@ -80,8 +80,8 @@ def compare(
   fit: Fit,
   model: Model,
   variables: Mapping,
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   settings: ClientSettings,
   num_classes: int,
   defense: Defense | None = None,
@@ -92,9 +92,9 @@ def compare(
   the first sample as well: an order needs several samples. Noise is what has the same deviation in every tensor.
 
   Args:
-    fit: (images, labels) -> the delta of the parameters that the client returns, a tree like the parameters.
+    fit: (samples, targets) -> the delta of the parameters that the client returns, a tree like the parameters.
     model, variables: what it was sent.
-    images, labels: the samples, floats [N, H, W, C] and integers [N].
+    samples, targets: the samples, floats [N, H, W, C] and integers [N].
     settings: of the simulated client.
     num_classes: of the model.
     defense: what the client is known to use, simulated, too.
@@ -103,14 +103,14 @@ def compare(
     UsageError: where the client returns what it was sent.
   """
   simulate = functools.partial(_simulated, model, variables, num_classes)
-  pair = _two(fit, images, labels)
+  pair = _two(fit, samples, targets)
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
   repeat = _apart(*pair)
-  draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, *pair, images, labels)
+  draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, *pair, samples, targets)
   if defense is not None and defense.stages:
-    return _defended(simulate, settings, defense, pair, (images, labels), repeat, noise)
-  difference = _apart(pair[0], simulate(settings, images, labels))
+    return _defended(simulate, settings, defense, pair, (samples, targets), repeat, noise)
+  difference = _apart(pair[0], simulate(settings, samples, targets))
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
   drawn = _said(draws, noise, repeat)
   # Two draws of the same noise differ by √2 times what one differs from its mean by.
@@ -122,17 +122,17 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  judged, target = (images, labels), pair[0]
+  judged, target = (samples, targets), pair[0]
   if draws == 'order':  # which one sample does not show
-    judged = images[:1], labels[:1]
+    judged = samples[:1], targets[:1]
     target = fit(*judged)
     if _apart(target, simulate(settings, *judged)) <= AGREES:
       words = f'On one sample the simulated client agrees; on all, they differ by {difference:.1e} of the norm.'
       return made(True, (), (words, *drawn))
   found = _explained(functools.partial(_quick, model, variables, num_classes), settings, model, target, *judged)
-  if found and len(images) > 1 and set(found[0].changes) == {'learning_rate'}:
+  if found and len(samples) > 1 and set(found[0].changes) == {'learning_rate'}:
     norm = _norm(target)
-    if abs(_norm(fit(images[-1:], labels[-1:])) - norm) < AGREES * norm:  # as of other samples
+    if abs(_norm(fit(samples[-1:], targets[-1:])) - norm) < AGREES * norm:  # as of other samples
       found = [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {}), *found]
   return made(False, tuple(found), (_told(difference, found), *drawn))
 
@@ -142,15 +142,15 @@ def _simulated(
   variables: Mapping,
   num_classes: int,
   settings: ClientSettings,
-  images: np.ndarray,
-  labels: np.ndarray,
+  samples: np.ndarray,
+  targets: np.ndarray,
   defense: Defense | None = None,
   key: Any = None,
 ) -> Tree:
   client = settings.client(model, num_classes)
   if defense is not None:
-    client = bind(defense, Context(client, dict(variables), images.shape[1:])).client(client)
-  return jax.device_get(_compiled(client)(key, variables, images, labels).update)
+    client = bind(defense, Context(client, dict(variables), samples.shape[1:])).client(client)
+  return jax.device_get(_compiled(client)(key, variables, samples, targets).update)
 
 
 @functools.lru_cache(64)
@@ -159,22 +159,22 @@ def _compiled(client: Any) -> Callable:
 
 
 def _quick(
-  model: Model, variables: Mapping, num_classes: int, settings: ClientSettings, images: np.ndarray, labels: np.ndarray
+  model: Model, variables: Mapping, num_classes: int, settings: ClientSettings, samples: np.ndarray, targets: np.ndarray
 ) -> Tree:
   """Returns what `_simulated` does, without compiling the training anew for each setting."""
   usual = ClientSettings()
   if any(getattr(settings, name) != getattr(usual, name) for name in _NOT_QUICK):
-    return _simulated(model, variables, num_classes, settings, images, labels)
+    return _simulated(model, variables, num_classes, settings, samples, targets)
   client = settings.client(model, num_classes)
   gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
   optimizer = promoting(client.optimizer)
-  params, size = variables['params'], settings.local_batch_size or len(images)
+  params, size = variables['params'], settings.local_batch_size or len(samples)
   state = optimizer.init(params)
-  dropped = len(images) % size if settings.last_batch == 'dropped' else 0
-  for start in list(range(0, len(images) - dropped, size)) * settings.local_epochs:
+  dropped = len(samples) % size if settings.last_batch == 'dropped' else 0
+  for start in list(range(0, len(samples) - dropped, size)) * settings.local_epochs:
     part = slice(start, start + size)
     updates, state = optimizer.update(
-      gradient({**variables, 'params': params}, images[part], labels[part]), state, params
+      gradient({**variables, 'params': params}, samples[part], targets[part]), state, params
     )
     params = optax.apply_updates(params, updates)
   return jax.device_get(jax.tree.map(lambda a, b: a - b, params, variables['params']))
@@ -185,22 +185,22 @@ def _gradient(client: Any) -> Callable:
   return jax.jit(client.gradient)
 
 
-def _two(fit: Fit, images: np.ndarray, labels: np.ndarray) -> tuple[Tree, Tree]:
+def _two(fit: Fit, samples: np.ndarray, targets: np.ndarray) -> tuple[Tree, Tree]:
   """Returns two updates of the client, different ones if it draws: two flips of one sample are often the same."""
-  first = second = fit(images, labels)
-  for _ in range(-(-_FLIPS // len(images))):
-    second = fit(images, labels)
+  first = second = fit(samples, targets)
+  for _ in range(-(-_FLIPS // len(samples))):
+    second = fit(samples, targets)
     if _apart(first, second) >= REPEATS:
       break
   return first, second
 
 
-def _drawn(fit: Fit, first: Tree, second: Tree, images: np.ndarray, labels: np.ndarray) -> tuple[str, float]:
+def _drawn(fit: Fit, first: Tree, second: Tree, samples: np.ndarray, targets: np.ndarray) -> tuple[str, float]:
   """Returns (what the client draws, the deviation of its noise)."""
   white = _white(first, second)
   if white:
     return 'noise', white
-  if len(images) > 1 and _apart(*_two(fit, images[:1], labels[:1])) < REPEATS:
+  if len(samples) > 1 and _apart(*_two(fit, samples[:1], targets[:1])) < REPEATS:
     return 'order', 0.0
   return 'samples', 0.0
 
@@ -224,18 +224,18 @@ def _white(first: Tree, second: Tree) -> float:
 
 
 def _explained(
-  simulate: Callable[..., Tree], settings: ClientSettings, model: Model, target: Tree, images: np.ndarray, labels: Any
+  simulate: Callable[..., Tree], settings: ClientSettings, model: Model, target: Tree, samples: np.ndarray, targets: Any
 ) -> list[Explanation]:
   """Returns the changes under which the simulated update is the target.
 
   The search ends at the first kind that has some. Each change is tried as it is, and with the rate that fits best.
   """
-  for kind in _kinds(settings, len(images), model):
+  for kind in _kinds(settings, len(samples), model):
     found = []
     for words, changes, changed in kind:
       with contextlib.suppress(errors.UsageError):  # a change that does not go with the other settings
         given = dataclasses.replace(settings, **changes)
-        one = _fitting(functools.partial(simulate, images=changed(images), labels=labels), given, target)
+        one = _fitting(functools.partial(simulate, samples=changed(samples), targets=targets), given, target)
         if one is not None:
           rate, apart = one
           if rate != settings.rate or not words:
@@ -271,10 +271,10 @@ def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tr
 
 
 def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[tuple]]:
-  """Yields lists of (words, changes of the settings, change of the images), the likeliest first."""
+  """Yields lists of (words, changes of the settings, change of the samples), the likeliest first."""
 
-  def same(images: np.ndarray) -> np.ndarray:
-    return images
+  def same(samples: np.ndarray) -> np.ndarray:
+    return samples
 
   def fields(**values: Any) -> list[tuple]:
     (name,) = values
@@ -319,12 +319,12 @@ def _normalisations(model: Model) -> list[tuple]:
   ]
 
 
-def _as_if(mean: Any, std: Any, other_mean: Any, other_std: Any, images: np.ndarray) -> np.ndarray:
-  """Returns images that the model's own normalisation turns into what another makes of these."""
-  channels = images.shape[-1]
+def _as_if(mean: Any, std: Any, other_mean: Any, other_std: Any, samples: np.ndarray) -> np.ndarray:
+  """Returns samples that the model's own normalisation turns into what another makes of these."""
+  channels = samples.shape[-1]
   if any(np.size(one) not in (1, channels) for one in (other_mean, other_std)):
     raise errors.UsageError('a normalisation of other channels')
-  return np.asarray((images - other_mean) / other_std * std + mean, np.float32)
+  return np.asarray((samples - other_mean) / other_std * std + mean, np.float32)
 
 
 def _defended(

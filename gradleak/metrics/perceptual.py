@@ -235,9 +235,9 @@ def read_lpips(backbone: str = 'alex', *, backbone_weights: Any, heads: Any) -> 
   return LpipsWeights(backbone, tensors, tuple(linear.values()))
 
 
-def check_lpips_shape(backbone: str, image_shape: tuple[int, ...]) -> None:
+def check_lpips_shape(backbone: str, sample_shape: tuple[int, ...]) -> None:
   """Raises `UsageError` for images (H, W, C) that `lpips` cannot compare by this backbone."""
-  height, width, channels = image_shape
+  height, width, channels = sample_shape
   if channels not in (1, 3):
     raise errors.UsageError(f'the images have {channels} channels, and LPIPS compares images of 1 or 3')
   least = {name: network.smallest for name, network in _BACKBONES.items()}

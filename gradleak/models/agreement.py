@@ -16,9 +16,9 @@ from gradleak.models import repeated
 from gradleak.models.model import (
   Model,
   check_finite,
-  check_image_shape,
   check_logits,
   check_model,
+  check_sample_shape,
   check_variables,
   per_example_loss,
 )
@@ -136,7 +136,7 @@ def _images(images: Any) -> np.ndarray:
   images = errors.host_array('images', images)
   if images.ndim != 4 or not len(images):
     raise errors.UsageError(f'images have shape {images.shape}, expected [N, H, W, C]: PyTorch has [N, C, H, W]')
-  check_image_shape(images.shape[1:])
+  check_sample_shape(images.shape[1:])
   return images.astype(np.float32)
 
 

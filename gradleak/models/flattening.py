@@ -69,7 +69,7 @@ class _Parameter(NamedTuple):
   axes: tuple[int | None, ...]
 
 
-def orders(model: Model, variables: Tree, image_shape: Sequence[int]) -> dict[tuple[str, ...], Order]:
+def orders(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[tuple[str, ...], Order]:
   """Returns the `Order` of each vector and matrix among a model's variables, by its path without the collection.
 
   Parameters that meet no value of the network by a product or entry by entry are left out.
@@ -77,9 +77,9 @@ def orders(model: Model, variables: Tree, image_shape: Sequence[int]) -> dict[tu
   Args:
     model: the `Model`.
     variables: its variables, or their shapes.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
   """
-  image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  image = jax.ShapeDtypeStruct((1, *sample_shape), jnp.float32)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(variables))
   with repeated.apart(), convolution.plain():
     closed = jax.make_jaxpr(lambda variables, image: model.apply(variables, image, False, None)[0])(shapes, image)

@@ -51,8 +51,8 @@ def lora(
   chosen = tuple(name for name in only.split('-') if name)
   adapted = functools.partial(_is_adapted, chosen)
 
-  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
-    given = model.init(jax.random.fold_in(key, 0), image_shape)
+  def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
+    given = model.init(jax.random.fold_in(key, 0), sample_shape)
     adapters: dict = {}
     leaves, _ = jax.tree_util.tree_flatten_with_path(given['params'])
     known = {name for path, _ in leaves for name in trees.path_names(path)[:-1]}
@@ -81,10 +81,10 @@ def lora(
     kept = {name: value for name, value in variables.items() if name != _BASE}
     return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[_BASE])}
 
-  def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))['params']
+  def layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), sample_shape))['params']
     found = []
-    for layer in model.layers(image_shape):  # type: ignore[misc]
+    for layer in model.layers(sample_shape):  # type: ignore[misc]
       matrices = [path for path in layer.paths if adapted(path, trees.get(shapes, path))]
       if matrices:
         found.append(Layer(layer.name, tuple((*path, part) for path in matrices for part in 'ab')))

@@ -32,12 +32,12 @@ class Model(NamedTuple):
 
   Attributes:
     name: how results call it.
-    init: (key, image_shape) -> variables, a dict with 'params' and, with BatchNorm, 'batch_stats'. image_shape is
+    init: (key, sample_shape) -> variables, a dict with 'params' and, with BatchNorm, 'batch_stats'. sample_shape is
       (H, W, C).
     apply: (variables, images, train, key) -> (logits [N, classes], new batch_stats). With `train`, BatchNorm uses the
       batch's statistics; dropout is active only if a `key` is given.
-    features: (variables, images) -> the input of the last dense layer [N, features], or None if unknown.
-    layers: image_shape -> the layers in forward order, a tuple of `Layer`, or None if unknown.
+    features: (variables, samples) -> the input of the last dense layer [N, features], or None if unknown.
+    layers: sample_shape -> the layers in forward order, a tuple of `Layer`, or None if unknown.
     penalised: like `apply`, with a third output: what the model itself adds to the loss of each example [N]. None if it
       adds nothing.
     citations: its sources.
@@ -130,21 +130,21 @@ def wrapped(
   Args:
     model: the model that is passed.
     name, init, layers, citations: of the result, see `Model`.
-    given: (variables of the result, images) -> (variables of `model`, images that it is given).
+    given: (variables of the result, samples) -> (variables of `model`, images that it is given).
   """
 
   def apply(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
-    return model.apply(*given(variables, images), train, key)
+    return model.apply(*given(variables, samples), train, key)
 
   def penalised(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree, jax.Array]:
-    return model.penalised(*given(variables, images), train, key)  # type: ignore[misc]
+    return model.penalised(*given(variables, samples), train, key)  # type: ignore[misc]
 
-  def features(variables: Tree, images: jax.Array) -> jax.Array:
-    return model.features(*given(variables, images))  # type: ignore[misc]
+  def features(variables: Tree, samples: jax.Array) -> jax.Array:
+    return model.features(*given(variables, samples))  # type: ignore[misc]
 
   return Model(
     name,
@@ -169,8 +169,8 @@ def per_example_loss(
   model: Model,
   loss: Callable[[jax.Array, jax.Array], jax.Array],
   variables: Tree,
-  images: jax.Array,
-  labels: jax.Array,
+  samples: jax.Array,
+  targets: jax.Array,
   train: bool = False,
   key: jax.Array | None = None,
 ) -> tuple[jax.Array, Tree]:
@@ -180,29 +180,29 @@ def per_example_loss(
     model: a `Model`.
     loss: (logits, label probabilities) -> loss per example.
     variables, images, train, key: arguments of `Model.apply`.
-    labels: probabilities [N, classes].
+    targets: probabilities [N, classes].
 
   Raises:
     UsageError: if the model returns anything but logits in the shape of the labels, or the loss anything but [N].
   """
   if model.penalised is None:
-    logits, batch_stats = model.apply(variables, images, train, key)
-    return _losses(loss, check_logits(model, logits, labels.shape), labels), batch_stats
-  logits, batch_stats, penalty = model.penalised(variables, images, train, key)
-  return _losses(loss, check_logits(model, logits, labels.shape), labels) + penalty, batch_stats
+    logits, batch_stats = model.apply(variables, samples, train, key)
+    return _losses(loss, check_logits(model, logits, targets.shape), targets), batch_stats
+  logits, batch_stats, penalty = model.penalised(variables, samples, train, key)
+  return _losses(loss, check_logits(model, logits, targets.shape), targets) + penalty, batch_stats
 
 
-def _losses(loss: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _losses(loss: Callable[[jax.Array, jax.Array], jax.Array], logits: jax.Array, targets: jax.Array) -> jax.Array:
   """Returns the losses; raises `UsageError` where the function returns anything but one for each example."""
-  found = loss(logits, labels)
-  if getattr(found, 'shape', None) != labels.shape[:1] or not jnp.issubdtype(found.dtype, jnp.floating):
-    raise errors.UsageError(f'the loss returns {_what(found)}, expected floats of shape {labels.shape[:1]}')
+  found = loss(logits, targets)
+  if getattr(found, 'shape', None) != targets.shape[:1] or not jnp.issubdtype(found.dtype, jnp.floating):
+    raise errors.UsageError(f'the loss returns {_what(found)}, expected floats of shape {targets.shape[:1]}')
   return found
 
 
-def outputs_shape(model: Model, variables: Mapping, image_shape: tuple[int, ...]) -> tuple[int, ...]:
+def outputs_shape(model: Model, variables: Mapping, sample_shape: tuple[int, ...]) -> tuple[int, ...]:
   """Returns the shape of what a model returns for one sample, (…, outputs)."""
-  image = model.samples(1, image_shape, wide=False)
+  image = model.samples(1, sample_shape, wide=False)
   return jax.eval_shape(lambda v, x: model.apply(v, x, False, None)[0], variables, image).shape[1:]
 
 
@@ -233,33 +233,35 @@ def check_model(model: Any) -> Model:
   )
 
 
-def check_image_shape(image_shape: Any, axes: int | None = 3) -> ImageShape:
+def check_sample_shape(sample_shape: Any, axes: int | None = 3) -> ImageShape:
   """Returns the shape of one sample, (H, W, C) of an image, as integers; raises `UsageError` for another one."""
-  if not isinstance(image_shape, tuple | list) or not image_shape or axes not in (None, len(image_shape)):
+  if not isinstance(sample_shape, tuple | list) or not sample_shape or axes not in (None, len(sample_shape)):
     sides = 'at least one side' if axes is None else f'{axes} side{"s" * (axes != 1)}'
     expected = '(height, width, channels)' if axes == 3 else sides
-    raise errors.UsageError(f'image_shape is {errors.shown(image_shape)}, expected {expected}')
-  return tuple(int(errors.check_number('image_shape', side, low=1, high=65_536, integer=True)) for side in image_shape)
+    raise errors.UsageError(f'sample_shape is {errors.shown(sample_shape)}, expected {expected}')
+  return tuple(
+    int(errors.check_number('sample_shape', side, low=1, high=65_536, integer=True)) for side in sample_shape
+  )
 
 
-def check_variables(model: Model, variables: Any, image_shape: Sequence[int]) -> None:
+def check_variables(model: Model, variables: Any, sample_shape: Sequence[int]) -> None:
   """Checks that `variables` have the names and shapes that `model.init` gives, and floats where it gives floats.
 
   Args:
     model: a `Model`.
     variables: what is checked.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: if they differ; names the first difference.
   """
-  image_shape = check_image_shape(image_shape, check_model(model).axes)
-  expected = _shapes(model, image_shape)
+  sample_shape = check_sample_shape(sample_shape, check_model(model).axes)
+  expected = _shapes(model, sample_shape)
   if isinstance(variables, Mapping) and 'params' in variables:
     difference = _difference(variables, expected)
     if difference:
       raise errors.UsageError(
-        f'the variables do not fit the model {model.name!r} for images of shape {image_shape}: {difference}'
+        f'the variables do not fit the model {model.name!r} for images of shape {sample_shape}: {difference}'
       )
   elif not _difference(variables, expected['params']):
     wanted = ', '.join(f'{name!r}: …' for name in sorted(expected, key=lambda name: name != 'params'))
@@ -291,16 +293,16 @@ def check_finite(what: str, variables: Tree) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _shapes(model: Model, image_shape: ImageShape) -> Tree:
+def _shapes(model: Model, sample_shape: ImageShape) -> Tree:
   """Returns the shapes of the model's variables."""
-  return jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  return jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
 
 
 @functools.lru_cache(maxsize=256)
-def has_init(model: Model, image_shape: ImageShape) -> bool:
+def has_init(model: Model, sample_shape: ImageShape) -> bool:
   """Returns whether the model can be initialised for images of this shape."""
   try:
-    _shapes(model, image_shape)
+    _shapes(model, sample_shape)
   except Exception:  # a user's function may raise anything
     return False
   return True
@@ -322,23 +324,23 @@ def _difference(found: Tree, expected: Tree) -> str:
   return next((f"variables{path} is not one of the model's" for path in leaves if path not in shapes), '')
 
 
-def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> None:
+def check_apply(model: Model, variables: Tree, sample_shape: Sequence[int]) -> None:
   """Checks, by tracing two images, that `model.apply` returns logits [N, classes].
 
   Args:
     model: a `Model`.
     variables: its variables, see `check_variables`.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: if it returns anything else, or fails.
   """
-  image_shape = check_image_shape(image_shape, check_model(model).axes)
-  images = model.samples(2, image_shape)
+  sample_shape = check_sample_shape(sample_shape, check_model(model).axes)
+  samples = model.samples(2, sample_shape)
 
-  def trace(variables: Tree, images: jax.Array) -> None:
-    result = model.apply(variables, images, False, None)
-    expected = f'[N, classes] floats for {images.shape[0]} images'
+  def trace(variables: Tree, samples: jax.Array) -> None:
+    result = model.apply(variables, samples, False, None)
+    expected = f'[N, classes] floats for {samples.shape[0]} images'
     if not (isinstance(result, tuple) and len(result) == 2):
       raise errors.UsageError(
         f'the model {model.name!r} returns {_what(result)}, expected (logits, batch_stats) with logits {expected}'
@@ -346,30 +348,30 @@ def check_apply(model: Model, variables: Tree, image_shape: Sequence[int]) -> No
     logits = result[0]
     if not (
       getattr(logits, 'ndim', 0) in ((2, 3) if model.takes_ids else (2,))
-      and len(logits) == len(images)
+      and len(logits) == len(samples)
       and logits.shape[-1]
       and jnp.issubdtype(logits.dtype, jnp.floating)
     ):
       raise errors.UsageError(f'the model {model.name!r} returns {_what(logits)}, expected logits alone: {expected}')
 
   try:
-    jax.eval_shape(trace, variables, images)
+    jax.eval_shape(trace, variables, samples)
   except errors.UsageError:
     raise
   except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
-      f'the model {model.name!r} fails on a batch of shape {images.shape} ({_reason(error)}); a function of one image '
+      f'the model {model.name!r} fails on a batch of shape {samples.shape} ({_reason(error)}); a function of one image '
       'must be mapped over the batch by jax.vmap'
     ) from error
 
 
-def check_mode(model: Model, variables: Mapping, image_shape: Sequence[int], batch_norm: str) -> None:
+def check_mode(model: Model, variables: Mapping, sample_shape: Sequence[int], batch_norm: str) -> None:
   """Checks, by tracing, that a network with BatchNorm can be run in this mode, and in the other one.
 
   Args:
     model: a `Model`.
     variables: its variables; only their shapes are read, and nothing is checked without 'batch_stats'.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     batch_norm: 'train' or 'eval', the mode of the client.
 
   Raises:
@@ -380,7 +382,7 @@ def check_mode(model: Model, variables: Mapping, image_shape: Sequence[int], bat
     return
   leaves, structure = jax.tree.flatten(dict(variables))
   shapes = tuple((tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves)
-  same, updated = _modes(model, structure, shapes, check_image_shape(image_shape, model.axes))
+  same, updated = _modes(model, structure, shapes, check_sample_shape(sample_shape, model.axes))
   how = (
     f'let its call take an argument that says whether it trains ({", ".join(modes.NAMES)}), and hand it to BatchNorm'
   )
@@ -396,13 +398,13 @@ def check_mode(model: Model, variables: Mapping, image_shape: Sequence[int], bat
 
 
 @functools.lru_cache(maxsize=256)
-def _modes(model: Model, structure: Any, shapes: tuple, image_shape: ImageShape) -> tuple[bool, bool]:
+def _modes(model: Model, structure: Any, shapes: tuple, sample_shape: ImageShape) -> tuple[bool, bool]:
   """Returns (whether training and evaluation compute the same, whether training changes any of the batch_stats)."""
   variables = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*one) for one in shapes])
-  images = model.samples(2, image_shape)
+  samples = model.samples(2, sample_shape)
 
   def traced(train: bool) -> Any:
-    return jax.make_jaxpr(lambda variables, images: model.apply(variables, images, train, None))(variables, images)
+    return jax.make_jaxpr(lambda variables, samples: model.apply(variables, samples, train, None))(variables, samples)
 
   train, evaluation = traced(True).jaxpr, traced(False).jaxpr
   texts = {re.sub('0x[0-9a-f]+', '', str(one)) for one in (train, evaluation)}  # without addresses of functions
@@ -410,15 +412,15 @@ def _modes(model: Model, structure: Any, shapes: tuple, image_shape: ImageShape)
   return len(texts) == 1, any(id(variable) not in given for variable in train.outvars[1:])
 
 
-def initial(model: Model, key: jax.Array, image_shape: ImageShape) -> Tree:
+def initial(model: Model, key: jax.Array, sample_shape: ImageShape) -> Tree:
   """Returns the initial variables; raises `UsageError` where a user's network fails to make them."""
   try:
-    return model.init(key, image_shape)
+    return model.init(key, sample_shape)
   except errors.UsageError:
     raise
   except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
-      f'the model {model.name!r} cannot be initialised for images of shape {image_shape}: {_reason(error)}'
+      f'the model {model.name!r} cannot be initialised for images of shape {sample_shape}: {_reason(error)}'
     ) from error
 
 
@@ -445,7 +447,7 @@ def from_flax(
   """Returns the `Model` of a Flax Linen module.
 
   Args:
-    module: a Linen module called as `module(images)`. An argument of the call, or else a flag of the constructor,
+    module: a Linen module called as `module(samples)`. An argument of the call, or else a flag of the constructor,
       that is named `train`, `training`, `is_training`, `deterministic` or `use_running_average` follows `train` of
       `Model.apply`, the last two as its opposite.
     name: how results call it; the class name by default.
@@ -471,19 +473,19 @@ def from_flax(
   in_mode = _linen_modes(module)
   call, normalise = _linen_caller(in_mode, mean, std)
 
-  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
-    key, image_shape = errors.check_key('key', key), check_image_shape(image_shape, axes)
-    images = jnp.zeros((1, *image_shape), dtype)
+  def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
+    key, sample_shape = errors.check_key('key', key), check_sample_shape(sample_shape, axes)
+    samples = jnp.zeros((1, *sample_shape), dtype)
     made, options = in_mode(False)
-    return dict(made.init(key, normalise(images), **options))
+    return dict(made.init(key, normalise(samples), **options))
 
   def apply(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
-    logits, changed = call(variables, images, train, key)
+    logits, changed = call(variables, samples, train, key)
     return logits, changed.get('batch_stats', variables.get('batch_stats', {}))
 
-  def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
+  def layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
     found = {}
 
     def watch(called: nn.Module, args: tuple) -> None:
@@ -492,13 +494,13 @@ def from_flax(
         found.setdefault(called.path, own)
 
     def trace(key: jax.Array) -> Any:
-      return call(init(key, image_shape), jnp.zeros((1, *image_shape), dtype), False, None, watch)
+      return call(init(key, sample_shape), jnp.zeros((1, *sample_shape), dtype), False, None, watch)
 
     with repeated.apart():
       jax.eval_shape(trace, jax.random.key(0))
     return _grouped(found)
 
-  def features(variables: Tree, images: jax.Array) -> jax.Array:
+  def features(variables: Tree, samples: jax.Array) -> jax.Array:
     inputs = []
 
     def watch(called: nn.Module, args: tuple) -> None:
@@ -506,7 +508,7 @@ def from_flax(
       if args and getattr(kernel, 'ndim', 0) == 2 and args[0].ndim == 2:
         inputs.append(args[0])
 
-    call(variables, images, False, None, watch)
+    call(variables, samples, False, None, watch)
     if not inputs:
       raise errors.UsageError(f'the model {name!r} has no dense layer to take features from')
     return inputs[-1]
@@ -544,15 +546,15 @@ def _linen_caller(
   `key` is None. `watch(module, args)`, if given, is called before each submodule.
   """
 
-  def normalise(images: jax.Array) -> jax.Array:
+  def normalise(samples: jax.Array) -> jax.Array:
     if mean is None:
-      return images
-    centre, scale = (jnp.asarray(values, images.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
-    return (images - centre) / scale
+      return samples
+    centre, scale = (jnp.asarray(values, samples.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
+    return (samples - centre) / scale
 
   def call(
     variables: Tree,
-    images: jax.Array,
+    samples: jax.Array,
     train: bool,
     key: jax.Array | None,
     watch: Callable[[nn.Module, tuple], None] | None = None,
@@ -569,7 +571,7 @@ def _linen_caller(
     key = None if key is None else errors.check_key('key', key)
     rngs = {} if key is None else {'dropout': key}
     with nn.intercept_methods(intercept):
-      return module.apply(variables, normalise(images), rngs=rngs, mutable=['batch_stats'], **options)
+      return module.apply(variables, normalise(samples), rngs=rngs, mutable=['batch_stats'], **options)
 
   return call, normalise
 
@@ -633,11 +635,11 @@ def from_functions(
   """Returns the `Model` of plain functions (plain JAX, Haiku, or an Equinox module partitioned into arrays and rest).
 
   Args:
-    init: (key, image_shape) -> params, any pytree of arrays.
-    apply: (params, images) -> logits [N, classes]. It may take one of the arguments that `from_flax` passes, such as
+    init: (key, sample_shape) -> params, any pytree of arrays.
+    apply: (params, samples) -> logits [N, classes]. It may take one of the arguments that `from_flax` passes, such as
       `train`.
     name: how results call it.
-    features: optional, (params, images) -> the input of the last dense layer.
+    features: optional, (params, samples) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
     axes: how many axes one sample has, 3 for images.
     dtype: of the samples: 'float32', or 'int32' for token ids.
@@ -649,7 +651,7 @@ def from_functions(
   for role, function in (('init', init), ('apply', apply)):
     if not _is_function(function):
       raise errors.UsageError(
-        f'from_functions takes two functions, init(key, image_shape) and apply(params, images), and {role} is '
+        f'from_functions takes two functions, init(key, sample_shape) and apply(params, images), and {role} is '
         f'{errors.shown(function)}; wrap Flax modules by from_flax or from_nnx; {_EQUINOX}'
       )
 
@@ -657,8 +659,8 @@ def from_functions(
   modes.arguments(init, 2, 'init of from_functions')
   taken = modes.arguments(apply, 2, 'apply of from_functions')
 
-  def init_variables(key: jax.Array, image_shape: ImageShape) -> Tree:
-    params = init(errors.check_key('key', key), check_image_shape(image_shape, axes))
+  def init_variables(key: jax.Array, sample_shape: ImageShape) -> Tree:
+    params = init(errors.check_key('key', key), check_sample_shape(sample_shape, axes))
     leaves = [None] if params is None else jax.tree.leaves(params)
     wrong = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int)]
     if wrong:
@@ -669,13 +671,13 @@ def from_functions(
     return {'params': params}
 
   def apply_variables(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
     del key
-    return apply(variables['params'], images, **modes.values(taken, train)), {}
+    return apply(variables['params'], samples, **modes.values(taken, train)), {}
 
-  features_of = None if features is None else lambda variables, images: features(variables['params'], images)
-  layers_of = None if layers is None else lambda image_shape: tuple(layers)
+  features_of = None if features is None else lambda variables, samples: features(variables['params'], samples)
+  layers_of = None if layers is None else lambda sample_shape: tuple(layers)
   return Model(name, init_variables, apply_variables, features_of, layers_of, axes=axes, dtype=dtype)
 
 

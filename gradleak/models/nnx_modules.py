@@ -46,8 +46,8 @@ def from_nnx(
   graph, *initial = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngKey, ...)
   taken = modes.arguments(module.__call__, 1, f'the call of {type(module).__name__}')
 
-  def init(key: jax.Array, image_shape: tuple[int, ...]) -> Tree:
-    del key, image_shape
+  def init(key: jax.Array, sample_shape: tuple[int, ...]) -> Tree:
+    del key, sample_shape
     variables = {'params': _to_dict(initial[0]), 'batch_stats': _to_dict(initial[1])}
     return {collection: values for collection, values in variables.items() if values or collection == 'params'}
 
@@ -76,7 +76,7 @@ def from_nnx(
     return logits, _to_dict(nnx.state(copy, nnx.BatchStat))
 
   features_of = None if features is None else lambda variables, images: features(merged(variables, False, None), images)
-  layers_of = None if layers is None else lambda image_shape: tuple(layers)
+  layers_of = None if layers is None else lambda sample_shape: tuple(layers)
   return Model(name or type(module).__name__.lower(), init, apply, features_of, layers_of)
 
 

@@ -50,9 +50,9 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     centre, scale = (jnp.asarray(values, images.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
     return (images - centre) / scale
 
-  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
-    check(image_shape[-1])
-    return model.init(key, image_shape)
+  def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
+    check(sample_shape[-1])
+    return model.init(key, sample_shape)
 
   made = wrapped(
     model,

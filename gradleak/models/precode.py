@@ -72,13 +72,13 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
     UsageError: for a model whose last layer is not dense.
   """
 
-  def last_dense(image_shape: ImageShape) -> tuple[str, ...]:
-    return require(model, 'layers')(image_shape)[-1].paths[0]
+  def last_dense(sample_shape: ImageShape) -> tuple[str, ...]:
+    return require(model, 'layers')(sample_shape)[-1].paths[0]
 
-  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
-    variables = model.init(key, image_shape)
+  def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
+    variables = model.init(key, sample_shape)
     params = variables['params']
-    kernel = trees.get(params, last_dense(image_shape))
+    kernel = trees.get(params, last_dense(sample_shape))
     if _NAME in params:
       raise errors.UsageError(f'the model {model.name!r} has a bottleneck already')
     if kernel.ndim != 2:
@@ -90,25 +90,25 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
     bottleneck = {'encoder': _init_dense(encoder, features, 2 * size), 'decoder': _init_dense(decoder, size, features)}
     return {**variables, 'params': {**params, _NAME: bottleneck}}
 
-  def run(variables: Tree, images: jax.Array, train: bool, key: jax.Array | None) -> tuple[jax.Array, Tree, tuple]:
-    return _run(model, last_dense(images.shape[1:])[:-1], variables, images, train, key)
+  def run(variables: Tree, samples: jax.Array, train: bool, key: jax.Array | None) -> tuple[jax.Array, Tree, tuple]:
+    return _run(model, last_dense(samples.shape[1:])[:-1], variables, samples, train, key)
 
   def apply(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
-    return run(variables, images, train, key)[:2]
+    return run(variables, samples, train, key)[:2]
 
   def penalised(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree, jax.Array]:
-    logits, batch_stats, (_, kl) = run(variables, images, train, key)
+    logits, batch_stats, (_, kl) = run(variables, samples, train, key)
     return logits, batch_stats, jnp.asarray(beta, kl.dtype) * kl
 
-  def features(variables: Tree, images: jax.Array) -> jax.Array:
-    return run(variables, images, False, None)[2][0]
+  def features(variables: Tree, samples: jax.Array) -> jax.Array:
+    return run(variables, samples, False, None)[2][0]
 
-  def all_layers(image_shape: ImageShape) -> tuple[Layer, ...]:
-    *before, last = require(model, 'layers')(image_shape)
+  def all_layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
+    *before, last = require(model, 'layers')(sample_shape)
     own = [
       Layer(f'{_NAME}/{part}', tuple((_NAME, part, name) for name in ('kernel', 'bias')))
       for part in ('encoder', 'decoder')
@@ -119,7 +119,7 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
 
 
 def _run(
-  model: Model, path: tuple[str, ...], variables: Tree, images: jax.Array, train: bool, key: jax.Array | None
+  model: Model, path: tuple[str, ...], variables: Tree, samples: jax.Array, train: bool, key: jax.Array | None
 ) -> tuple[jax.Array, Tree, tuple[jax.Array, jax.Array]]:
   """Applies a model with a bottleneck before its dense layer at `path`.
 
@@ -143,7 +143,7 @@ def _run(
     return next_function(decoded)
 
   with nn.intercept_methods(intercept):
-    logits, batch_stats = model.apply({**variables, 'params': params}, images, train, key)
+    logits, batch_stats = model.apply({**variables, 'params': params}, samples, train, key)
   if len(passed) != 1:
     raise errors.UsageError(
       f'precode needs a Flax network that calls its last dense layer once; {model.name!r} calls '

@@ -118,19 +118,19 @@ class Stages(NamedTuple):
     return values[stage.target]
 
 
-def stages(model: Model, variables: Tree, image_shape: Sequence[int], train: bool = True) -> Stages:
+def stages(model: Model, variables: Tree, sample_shape: Sequence[int], train: bool = True) -> Stages:
   """Returns the `Stages` of a network, traced on one image.
 
   Args:
     model: the `Model`.
     variables: its variables, or their shapes.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     train: whether BatchNorm uses the statistics of the batch.
 
   Raises:
     UsageError: for a network without such stages, or without a dense layer with a bias behind them.
   """
-  image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  image = jax.ShapeDtypeStruct((1, *sample_shape), jnp.float32)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(variables))
   with repeated.apart(), convolution.plain():
     closed = jax.make_jaxpr(lambda variables, image: model.apply(variables, image, train, None)[0])(shapes, image)
@@ -140,7 +140,7 @@ def stages(model: Model, variables: Tree, image_shape: Sequence[int], train: boo
   (logits,) = flat.run(closed.jaxpr, closed.consts, given)
   places = {path[1:]: place for path, place in zip(leaves, given, strict=False) if path[0] == 'params'}
   others = set(given[:-1]) - set(places.values())
-  found = _split(flat, places, given[-1], logits, (1, *image_shape))
+  found = _split(flat, places, given[-1], logits, (1, *sample_shape))
   if others & {one for part in (*found.stages, found.head) for operation in part.operations for one in operation.uses}:
     raise flat.refuse('it uses variables that are no parameters, such as running statistics')
   return found

@@ -20,7 +20,7 @@ from gradleak.core import errors
 from gradleak.core.trees import Layer, Tree, get, path_names
 from gradleak.models import aten, masked, torch_check
 from gradleak.models.aten_program import Program, Ref, Step, pruned, unsupported
-from gradleak.models.model import ImageShape, Model, Normalisation, check_image_shape
+from gradleak.models.model import ImageShape, Model, Normalisation, check_sample_shape
 from gradleak.models.state_dict import Entry, Layout
 
 # Operations that are run as they are, and not taken apart first.
@@ -73,7 +73,7 @@ def from_torch(
   module, and so are outputs of four axes.
 
   Args:
-    module: a `torch.nn.Module`, called as `module(images)`, that returns one tensor. Its parameters are float32.
+    module: a `torch.nn.Module`, called as `module(samples)`, that returns one tensor. Its parameters are float32.
     example: samples that it takes, for their shape and type: a tensor as PyTorch has them, images [N, C, H, W]; or an
       array as they are here, images [N, H, W, C]. They are not normalised where `mean` and `std` are given.
     name: how results call it; the class name by default.
@@ -99,8 +99,8 @@ def from_torch(
     normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   module = copy.deepcopy(module).cpu()
-  images = torch.from_numpy(np.array(_normalised(given, normalisation)))
-  modes = [_exported(torch, module, _to_torch(images), train, name) for train in (True, False)]
+  samples = torch.from_numpy(np.array(_normalised(given, normalisation)))
+  modes = [_exported(torch, module, _to_torch(samples), train, name) for train in (True, False)]
   missing = {step.name: step for program in modes for step in program.missing()}
   if missing:
     raise unsupported(list(missing.values()))
@@ -112,10 +112,10 @@ def from_torch(
   model = _model(network, variables)
   if check:
 
-    def watched(variables: Tree, images: jax.Array, train: bool, watch: Callable[[Step, Any], None]) -> Any:
-      return _values(network, variables, images, train, None, watch)
+    def watched(variables: Tree, samples: jax.Array, train: bool, watch: Callable[[Step, Any], None]) -> Any:
+      return _values(network, variables, samples, train, None, watch)
 
-    torch_check.check(torch, module, _to_torch(images), model, variables, given, watched)
+    torch_check.check(torch, module, _to_torch(samples), model, variables, given, watched)
   return model, variables
 
 
@@ -162,41 +162,41 @@ def _example(torch: Any, example: Any) -> tuple[np.ndarray, tuple[int, ...]]:
   return given, tuple(given.shape[1:])
 
 
-def _normalised(images: Any, normalisation: Normalisation | None) -> Any:
+def _normalised(samples: Any, normalisation: Normalisation | None) -> Any:
   """Returns images [N, H, W, C] as the module takes them."""
   if normalisation is None:
-    return images
-  mean, std = (np.asarray(one, images.dtype).reshape(1, 1, 1, -1) for one in normalisation)
-  return (images - mean) / std
+    return samples
+  mean, std = (np.asarray(one, samples.dtype).reshape(1, 1, 1, -1) for one in normalisation)
+  return (samples - mean) / std
 
 
-def _to_torch(images: Any) -> Any:
+def _to_torch(samples: Any) -> Any:
   """Returns a tensor of samples with the channels of images first; token ids are 64-bit integers there."""
-  images = images.movedim(-1, 1).contiguous() if images.ndim == 4 else images
-  return images if images.is_floating_point() else images.long()
+  samples = samples.movedim(-1, 1).contiguous() if samples.ndim == 4 else samples
+  return samples if samples.is_floating_point() else samples.long()
 
 
 # Export --------------------------------------------------------------------------------------------------------------
 
 
-def _exported(torch: Any, module: Any, images: Any, train: bool, name: str) -> Program:
+def _exported(torch: Any, module: Any, samples: Any, train: bool, name: str) -> Program:
   """Returns the `Program` of a module in one mode; its buffers stay as they are.
 
-  A module that asks for `len(images)` can be exported for only one number of samples. Then two exports tell how its
+  A module that asks for `len(samples)` can be exported for only one number of samples. Then two exports tell how its
   program depends on that number.
   """
   module.train(train)
   try:
-    return _for_batch(torch, module, images, True, name)
+    return _for_batch(torch, module, samples, True, name)
   except Exception as error:  # a user's network may raise anything
     if isinstance(error, errors.UsageError):
       raise
     if 'Constraints violated' not in str(error):
-      raise _not_exported(error, name, images) from error
+      raise _not_exported(error, name, samples) from error
   try:
-    programs = [_for_batch(torch, module, _repeated(images, count), False, name) for count in _COUNTS]
+    programs = [_for_batch(torch, module, _repeated(samples, count), False, name) for count in _COUNTS]
   except Exception as error:
-    raise _not_exported(error, name, images) from error
+    raise _not_exported(error, name, samples) from error
   merged = programs[0].of_any_batch(programs[1], _COUNTS)
   if merged is None:
     raise errors.UsageError(
@@ -206,12 +206,12 @@ def _exported(torch: Any, module: Any, images: Any, train: bool, name: str) -> P
   return merged
 
 
-def _repeated(images: Any, count: int) -> Any:
+def _repeated(samples: Any, count: int) -> Any:
   """Returns so many samples."""
-  return images[[number % len(images) for number in range(count)]].contiguous()
+  return samples[[number % len(samples) for number in range(count)]].contiguous()
 
 
-def _for_batch(torch: Any, module: Any, images: Any, dynamic: bool, name: str) -> Program:
+def _for_batch(torch: Any, module: Any, samples: Any, dynamic: bool, name: str) -> Program:
   """Returns the program of a module in its mode, for any number of samples or for that of these."""
   table = torch.export.default_decompositions()
   for whole in _WHOLE:
@@ -220,7 +220,7 @@ def _for_batch(torch: Any, module: Any, images: Any, dynamic: bool, name: str) -
   before = {key: value.clone() for key, value in module.state_dict().items()}
   shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
   with torch.enable_grad(), _silent():
-    exported = torch.export.export(module, (images,), dynamic_shapes=shapes, strict=False).run_decompositions(table)
+    exported = torch.export.export(module, (samples,), dynamic_shapes=shapes, strict=False).run_decompositions(table)
   module.load_state_dict(before)
   return _program(torch, exported, module, name)
 
@@ -238,11 +238,11 @@ def _silent() -> Iterator[None]:
     logging.disable(before)
 
 
-def _not_exported(error: Exception, name: str, images: Any) -> errors.UsageError:
+def _not_exported(error: Exception, name: str, samples: Any) -> errors.UsageError:
   """Returns the error that says why a module is not exported."""
   text = f'{type(error).__name__}: {error}'.partition('Caused by')[0]
   return errors.UsageError(
-    f'torch.export does not export the module {name!r} for inputs of shape {tuple(images.shape)}, as PyTorch has them: '
+    f'torch.export does not export the module {name!r} for inputs of shape {tuple(samples.shape)} in PyTorch: '
     f'{textwrap.shorten(text, 300, placeholder=" …")}. It needs a network without branches on values, such as that of '
     'BatchNorm with momentum=None'
   )
@@ -367,21 +367,21 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
   if statistics:  # servers average them, and the count among them
     initial['batch_stats'] = jax.tree.map(lambda x: x.astype(jnp.float32), initial['batch_stats'])
 
-  def check(image_shape: ImageShape) -> None:
-    if tuple(check_image_shape(image_shape, len(network.shape))) != network.shape:
+  def check(sample_shape: ImageShape) -> None:
+    if tuple(check_sample_shape(sample_shape, len(network.shape))) != network.shape:
       raise errors.UsageError(
-        f'the model {network.name!r} was exported for samples of shape {network.shape}, got {tuple(image_shape)}'
+        f'the model {network.name!r} was exported for samples of shape {network.shape}, got {tuple(sample_shape)}'
       )
 
-  def init(key: jax.Array, image_shape: ImageShape) -> Tree:
+  def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
     errors.check_key('key', key)
-    check(image_shape)
+    check(sample_shape)
     return jax.tree.map(lambda x: x, initial)
 
   def apply(
-    variables: Tree, images: jax.Array, train: bool = False, key: jax.Array | None = None
+    variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
   ) -> tuple[jax.Array, Tree]:
-    values, program = _values(network, variables, images, train, key)
+    values, program = _values(network, variables, samples, train, key)
     logits = (
       aten.last(values[program.output]) if values[program.output].ndim == 4 else aten.plain(values[program.output])
     )
@@ -394,19 +394,19 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
     }
     return logits, jax.tree_util.tree_map_with_path(lambda path, _: changed[path_names(path)], old)
 
-  def features(variables: Tree, images: jax.Array) -> jax.Array:
+  def features(variables: Tree, samples: jax.Array) -> jax.Array:
     step = network.evaluation.last_dense()
     if step is None:
       raise errors.UsageError(f'the model {network.name!r} has no dense layer to take features from')
-    found = aten.plain(_values(network, variables, images, False, None)[0][step.arguments[0].place])
+    found = aten.plain(_values(network, variables, samples, False, None)[0][step.arguments[0].place])
     if found.ndim != 2:
       raise errors.UsageError(
         f'the last dense layer of the model {network.name!r} takes {found.shape}, expected features [N, F]'
       )
     return found
 
-  def layers(image_shape: ImageShape) -> tuple[Layer, ...]:
-    check(image_shape)
+  def layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
+    check(sample_shape)
     return _layers(network)
 
   return Model(
@@ -424,7 +424,7 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
 def _values(
   network: _Network,
   variables: Tree,
-  images: jax.Array,
+  samples: jax.Array,
   train: bool,
   key: jax.Array | None,
   watch: Callable[[Step, Any], None] | None = None,
@@ -432,19 +432,19 @@ def _values(
   """Returns the value of each place of a program, and the program that is run."""
   key = None if key is None else errors.check_key('key', key)
   program = network.train if train or (key is not None and network.train.draws) else network.evaluation
-  if tuple(images.shape[1:]) != network.shape:
+  if tuple(samples.shape[1:]) != network.shape:
     raise errors.UsageError(
-      f'the model {network.name!r} takes samples of shape {network.shape}, got {images.shape[1:]}'
+      f'the model {network.name!r} takes samples of shape {network.shape}, got {samples.shape[1:]}'
     )
   floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
-  dtype = images.dtype if jnp.issubdtype(images.dtype, jnp.floating) else floats[0] if floats else jnp.float32
+  dtype = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else floats[0] if floats else jnp.float32
   run = aten.Run(dtype, train, key, masked.counted)
   values = {}
   for entry in network.layout.entries:
     leaf = get(variables, entry.path)
     values[entry.name] = leaf if entry.dtype.startswith('float') else leaf.astype(run.cast(entry.dtype))
-  images = _normalised(images, network.normalisation)
-  return program.run(run, values, aten.Last(images) if images.ndim == 4 else images, watch), program
+  samples = _normalised(samples, network.normalisation)
+  return program.run(run, values, aten.Last(samples) if samples.ndim == 4 else samples, watch), program
 
 
 def _layers(network: _Network) -> tuple[Layer, ...]:

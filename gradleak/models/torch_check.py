@@ -32,7 +32,7 @@ def check(
   inputs: Any,
   model: Model,
   variables: Tree,
-  images: np.ndarray,
+  samples: np.ndarray,
   watched: Callable[[Tree, jax.Array, bool, Watch], Any],
 ) -> None:
   """Raises `UsageError` where a module and a model differ on samples; it names the first layer that does.
@@ -42,16 +42,16 @@ def check(
     module: a module, whose type, mode and statistics are changed.
     inputs: the samples as it takes them.
     model, variables: what was made of it.
-    images: the samples as the model takes them.
+    samples: the samples as the model takes them.
     watched: (variables, images, train, watch) runs the model and calls watch(step, value) for each operation.
   """
   dtype = np.dtype(np.float64 if _takes_float64(torch, module, inputs) else np.float32)
   module = module.to(getattr(torch, dtype.name))
   with jax.enable_x64(dtype == np.float64):
-    variables, images = jax.tree.map(lambda x: _to(np.asarray(x), dtype), (variables, images))
+    variables, samples = jax.tree.map(lambda x: _to(np.asarray(x), dtype), (variables, samples))
     inputs = inputs.to(getattr(torch, dtype.name)) if inputs.is_floating_point() else inputs
     for train in (False, True):
-      _check_mode(torch, module, inputs, model, variables, images, train, watched)
+      _check_mode(torch, module, inputs, model, variables, samples, train, watched)
 
 
 def _to(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -75,7 +75,7 @@ def _check_mode(
   inputs: Any,
   model: Model,
   variables: Tree,
-  images: np.ndarray,
+  samples: np.ndarray,
   train: bool,
   watched: Callable[[Tree, jax.Array, bool, Watch], Any],
 ) -> None:
@@ -83,9 +83,9 @@ def _check_mode(
   assert model.layout is not None
   mode = f'in {"training" if train else "evaluation"}'
   logits, outputs, gradients, after = _theirs(torch, module, inputs, train)
-  found, ours, changed = _ours(model, variables, images, train, logits)
+  found, ours, changed = _ours(model, variables, samples, train, logits)
   if not _near(found, logits):
-    layer = _first(watched, variables, images, train, outputs)
+    layer = _first(watched, variables, samples, train, outputs)
     raise errors.UsageError(
       f'the model departs from the module {model.name!r} {mode}: the logits differ by '
       f'{_relative(found, logits):.1e} of their norm, {layer}. {_ANYWAY}'
@@ -94,7 +94,7 @@ def _check_mode(
   named = model.layout.to_theirs({'params': ours})
   apart = [name for name, one in gradients.items() if not _near(named[name], one, _LEAST * whole)]
   if apart:  # a gradient departs backward: the last layer comes first
-    layers = [name for layer in model.layers(images.shape[1:]) for name in map('.'.join, layer.paths)]  # type: ignore[misc]
+    layers = [name for layer in model.layers(samples.shape[1:]) for name in map('.'.join, layer.paths)]  # type: ignore[misc]
     first = max(apart, key=layers.index)
     raise errors.UsageError(
       f'the gradient of the model departs from that of the module {model.name!r} {mode}, first in {first}: by '
@@ -154,25 +154,25 @@ def _without_dropout(torch: Any) -> Any:
   return Kept()
 
 
-def _ours(model: Model, variables: Tree, images: np.ndarray, train: bool, theirs: np.ndarray) -> tuple:
+def _ours(model: Model, variables: Tree, samples: np.ndarray, train: bool, theirs: np.ndarray) -> tuple:
   """Returns the model's (logits as PyTorch has them, gradient, new 'batch_stats')."""
   slopes = _slopes(theirs)
 
   @functools.partial(jax.jit, compiler_options=_QUICK)
-  def run(variables: Tree, images: jax.Array) -> tuple:
+  def run(variables: Tree, samples: jax.Array) -> tuple:
     def loss(params: Tree) -> tuple[jax.Array, tuple]:
-      logits, changed = model.apply({**variables, 'params': params}, images, train, None)
+      logits, changed = model.apply({**variables, 'params': params}, samples, train, None)
       logits = jnp.moveaxis(logits, -1, 1) if logits.ndim == 4 else logits
       return jnp.sum(logits * slopes), (logits, changed)
 
     return jax.grad(loss, has_aux=True)(variables['params'])
 
-  gradient, (logits, changed) = jax.device_get(run(variables, jnp.asarray(images)))
+  gradient, (logits, changed) = jax.device_get(run(variables, jnp.asarray(samples)))
   return logits, gradient, changed
 
 
 def _first(
-  watched: Callable, variables: Tree, images: np.ndarray, train: bool, outputs: Mapping[str, np.ndarray]
+  watched: Callable, variables: Tree, samples: np.ndarray, train: bool, outputs: Mapping[str, np.ndarray]
 ) -> str:
   """Returns which layer's output departs first, in words."""
   found: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def _first(
     if aten.is_array(value):
       found[step.where] = aten.plain(value)
 
-  watched(variables, jnp.asarray(images), train, watch)
+  watched(variables, jnp.asarray(samples), train, watch)
   for name, value in found.items():
     if name in outputs and outputs[name].shape == value.shape and not _near(np.asarray(value), outputs[name]):
       return f'and the output of {name} is the first that departs, by {_relative(np.asarray(value), outputs[name]):.1e}'

@@ -24,7 +24,7 @@ import numpy as np
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import token_weights
-from gradleak.models.model import Model, check_finite, check_image_shape, check_model
+from gradleak.models.model import Model, check_finite, check_model, check_sample_shape
 
 _STORAGES = {
   'DoubleStorage': np.float64,
@@ -69,7 +69,7 @@ _MOST_BYTES = 2**30  # of all arrays together, and of what a zip archive holds
 _LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)  # how files of PyTorch before 1.6 begin
 
 
-def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, head: jax.Array | None = None) -> Tree:
+def load(path: str | pathlib.Path, model: Model, sample_shape: Sequence[int], *, head: jax.Array | None = None) -> Tree:
   """Returns the variables of `model`, a residual network, VGG or transformer, with the weights in a file.
 
   The entries are named as in published code. Residual networks: `conv1`, `bn1`, `layer1.0.conv1`, …,
@@ -85,7 +85,7 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
     path: a file in a format of `read`.
     model: a `Model` made by `gradleak.models.create`, with the settings that the weights were trained with: `pixels`,
       and `stem` or `patch`.
-    image_shape: (H, W, C), or (T,) of tokens.
+    sample_shape: (H, W, C), or (T,) of tokens.
     head: a key, with which the last layer is drawn as `model.init` does; that of the file is ignored. For another
       number of classes, and for torchvision's VGGs, which end in three dense layers.
 
@@ -94,22 +94,22 @@ def load(path: str | pathlib.Path, model: Model, image_shape: Sequence[int], *, 
       missing, superfluous or of another shape; lists them.
   """
   check_model(model)
-  image_shape = check_image_shape(image_shape, model.axes)
-  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  sample_shape = check_sample_shape(sample_shape, model.axes)
+  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
   if model.first_block is not None and 'base' not in shapes:
-    return _load_tokens(path, model, image_shape, shapes, head)
+    return _load_tokens(path, model, sample_shape, shapes, head)
   if not has_published_names(shapes['params']):
     raise errors.UsageError(
       f'PyTorch weights are for residual networks, VGGs and transformers, and the model is {model.name!r}'
     )
   entries = common_names(read(path))
   if head is not None:
-    last = jax.jit(lambda key: model.init(key, image_shape)['params']['linear'])(errors.check_key('head', head))
+    last = jax.jit(lambda key: model.init(key, sample_shape)['params']['linear'])(errors.check_key('head', head))
     entries = {name: values for name, values in entries.items() if not name.startswith(('linear.', 'classifier.'))}
     entries |= {'linear.weight': np.asarray(last['kernel']).T, 'linear.bias': np.asarray(last['bias'])}
   places = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
   names = {torch_name(place): place for place in places}
-  ours = {name: our_layout(place, entries[name], image_shape[2]) for name, place in names.items() if name in entries}
+  ours = {name: our_layout(place, entries[name], sample_shape[2]) for name, place in names.items() if name in entries}
   return _fitted(path, model, shapes, names, ours, entries)
 
 

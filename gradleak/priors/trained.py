@@ -20,7 +20,7 @@ from gradleak.core.settings import Choice, ranged
 from gradleak.core.storage import plain, write_atomically
 from gradleak.core.trees import Tree, path_names
 from gradleak.models import torch_weights
-from gradleak.models.model import check_image_shape
+from gradleak.models.model import check_sample_shape
 from gradleak.priors import denoiser, gan
 from gradleak.priors.base import Change, unchanged
 
@@ -161,7 +161,7 @@ def _load(path: str, stamp: int) -> Prior:
   arrays = storage.check_digest(path, arrays, advice)
   try:
     about = json.loads(arrays['about'].item())
-    module = KINDS[about['kind']][0](check_image_shape(about['image_shape']), _width(about['width']))
+    module = KINDS[about['kind']][0](check_sample_shape(about['image_shape']), _width(about['width']))
     latent = _latent(module)
     given = [jnp.zeros((1, latent))] if latent else [jnp.zeros((1, *module.image_shape)), jnp.ones(1)]
     shapes = jax.eval_shape(module.init, jax.random.key(0), *given)['params']

@@ -97,7 +97,7 @@ def verdict(row: dict) -> Finding:
 
 def _found(one: Inversion) -> bool:
   """Returns whether there is a picture: closed forms return black ones where they find nothing."""
-  return one.labels_mode != 'unused' or bool(np.any(one.images))
+  return one.labels_mode != 'unused' or bool(np.any(one.samples))
 
 
 def bounds(values: np.ndarray) -> str:
@@ -147,14 +147,14 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
   rows: list[tuple[list[str], np.ndarray]] = []
   for one in result.inversions:
     if not _found(one):
-      rows.append(([*wrap(one.attack, 34), 'found nothing'], one.images[:0]))
+      rows.append(([*wrap(one.attack, 34), 'found nothing'], one.samples[:0]))
       continue
     caption = f'mismatch {significant(one.mismatch)}'
     rows.append(
-      ([*wrap(one.attack, 34), *([f'adaptive: {one.adaptive}'] if one.adaptive else []), caption], one.images)
+      ([*wrap(one.attack, 34), *([f'adaptive: {one.adaptive}'] if one.adaptive else []), caption], one.samples)
     )
-    if len(one.control_images):
-      rows.append((['the same on noise'], one.control_images[0]))
+    if len(one.control_samples):
+      rows.append((['the same on noise'], one.control_samples[0]))
   height, width = result.config['image_shape'][:2]
   cell, margin = 0.95, 0.12  # inches, as are all lengths
   tall = max(cell * height / width, 0.6)
@@ -162,11 +162,11 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
   across, down = max(start + (cell + margin) * size, 3.7), margin + (tall + margin) * len(rows)
   with figures.figure(across, down) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
-    for r, (label, images) in enumerate(rows):
+    for r, (label, samples) in enumerate(rows):
       top = margin + r * (tall + margin)
       for i, line in enumerate(label):
         axes.text(margin, top + tall / 2 + 0.17 * (i - (len(label) - 1) / 2), line, va='center', color=figures.INK)
-      for c, image in enumerate(images[:size]):
+      for c, image in enumerate(samples[:size]):
         left = start + c * (cell + margin)
         extent = (left, left + cell, top + tall, top)
         pixels = shown.pixels_of(image)
@@ -194,12 +194,12 @@ def _rows(one: Inversion, size: int) -> list[blocks.Row]:
   if not _found(one):
     return [blocks.Row([_who(one), 'nothing found'])]
   columns = min(size, pictures.MAX_COLUMNS)
-  rows = [blocks.Row([_who(one), *_cells(one.images[:columns], one.labels, f'Reconstruction by {one.attack}')])]
-  further = [pixels for pixels in one.images[size:] if np.ptp(pixels) > 0]  # the others are empty
+  rows = [blocks.Row([_who(one), *_cells(one.samples[:columns], one.labels, f'Reconstruction by {one.attack}')])]
+  further = [pixels for pixels in one.samples[size:] if np.ptp(pixels) > 0]  # the others are empty
   if further:
     cells = _cells(further[: pictures.MAX_COLUMNS], [], f'Further candidate of {one.attack}')
     rows.append(blocks.Row(['further candidates', *cells], 'further'))
-  runs = list(one.control_images)
+  runs = list(one.control_samples)
   controls = [run[0] for run in runs] if size == 1 else [pixels for run in runs[:1] for pixels in run[:columns]]
   if controls:
     how_many = f'{len(controls)} runs' if size == 1 and len(controls) > 1 else 'one run'
@@ -212,11 +212,11 @@ def _who(one: Inversion) -> blocks.Cell:
   return blocks.Cell(code(one.attack), [one.adaptive and f'adaptive: {one.adaptive}'])
 
 
-def _cells(images: Any, labels: Any, what: str) -> list[blocks.Cell]:
+def _cells(samples: Any, labels: Any, what: str) -> list[blocks.Cell]:
   """Returns pictures, with labels where there are any."""
   known = [int(label) for label in labels]
   cells = []
-  for i, pixels in enumerate(images):
+  for i, pixels in enumerate(samples):
     caption = html.Html(f'<span class="caption">class {known[i]}</span>') if i < len(known) and known[i] >= 0 else ''
     cells.append(blocks.Cell(text(image(shown.data_uri(pixels), f'{what}, picture {i + 1}.'), caption)))
   return cells

@@ -100,7 +100,7 @@ def feature_fishing_server(
     return begin(
       scenario.client.model,
       scenario.variables,
-      scenario.images.shape[1:],
+      scenario.samples.shape[1:],
       batch_size,
       target=target,
       method=method,
@@ -133,11 +133,11 @@ def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario,
         f'fishing needs the gradient of one step, and this client has share={client.share!r}, epochs={client.epochs}: '
         "give share='gradient' to gradleak.scenario"
       )
-    variables = class_fished(client.model, scenario.variables, scenario.images.shape[1:], target)
+    variables = class_fished(client.model, scenario.variables, scenario.samples.shape[1:], target)
     if statistics == 'public':
       if public is None:
         raise errors.UsageError(
-          "statistics='public' needs images that everyone holds: give public=(images, labels) to gradleak.scenario"
+          "statistics='public' needs images that everyone holds: give public=(samples, targets) to gradleak.scenario"
         )
       if variables.get('batch_stats'):
         variables |= {'batch_stats': batch_statistics(client.model, variables, public[0])}
@@ -186,10 +186,10 @@ def class_fishing(
   def seen(observation: Observation) -> Observation:
     return isolated(client.model, observation, target)
 
-  def objective(observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
-    of_class = jnp.argmax(labels, axis=1) == target
+  def objective(observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
+    of_class = jnp.argmax(targets, axis=1) == target
     sample = jnp.argmax(of_class)
-    value = matching.objective(seen(observation), images[sample][None], labels[sample][None])
+    value = matching.objective(seen(observation), samples[sample][None], targets[sample][None])
     return jnp.where(jnp.sum(of_class) == 1, value, jnp.nan)
 
   return _adapted(matching, seen, objective, statistics == 'public')
@@ -237,10 +237,10 @@ def feature_fishing(
     uploads = jnp.where(searched, 2.0, 1.0) if method == 'difference' else 1.0
     return isolated(client.model, observation, target, uploads)
 
-  def objective(observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
-    of_class = jnp.argmax(labels, axis=1) == target
-    label = jax.nn.one_hot(jnp.full(1, target), labels.shape[1], dtype=labels.dtype)
-    values = jax.lax.map(lambda image: matching.objective(seen(observation), image[None], label), images)
+  def objective(observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
+    of_class = jnp.argmax(targets, axis=1) == target
+    label = jax.nn.one_hot(jnp.full(1, target), targets.shape[1], dtype=targets.dtype)
+    values = jax.lax.map(lambda image: matching.objective(seen(observation), image[None], label), samples)
     searched, alone = _search_result(client.model, observation, target, method)
     candidates = of_class | (searched & (method == 'difference'))
     known = jnp.where(searched, alone, jnp.sum(of_class) == 1) & jnp.any(candidates)
@@ -285,26 +285,26 @@ def isolated(model: Model, observation: Observation, target: int, uploads: jax.A
     UsageError: for an update that is a delta.
   """
   require_gradient('fishing', observation)
-  number, labels = observation.image_shape[0], observation.labels
-  own = own_share(model, observation.image_shape[1:], observation.update, target)
+  number, targets = observation.batch_shape[0], observation.targets
+  own = own_share(model, observation.batch_shape[1:], observation.update, target)
   weights = jax.tree.map(lambda mask: mask.astype(jnp.float32), own)
   if observation.weights is not None:
     weights = jax.tree.map(jnp.multiply, weights, observation.weights)
   return dataclasses.replace(
     observation,
     update=jax.tree.map(lambda x: x * jnp.asarray(number, x.dtype), observation.update),
-    labels=jax.nn.one_hot(jnp.full(1, target), observation.num_classes, dtype=labels.dtype),
+    targets=jax.nn.one_hot(jnp.full(1, target), observation.num_classes, dtype=targets.dtype),
     knowledge=dataclasses.replace(observation.knowledge, labels='known'),
-    image_shape=(1, *observation.image_shape[1:]),
+    batch_shape=(1, *observation.batch_shape[1:]),
     weights=weights,
     noise=observation.noise * number**2 * uploads,
     clip=jnp.inf,
   )
 
 
-def own_share(model: Model, image_shape: tuple[int, ...], update: Tree, target: int) -> Tree:
+def own_share(model: Model, sample_shape: tuple[int, ...], update: Tree, target: int) -> Tree:
   """Returns a tree of boolean masks: False in the rows of other classes in the last layer, which all samples change."""
-  kernel, bias = last_layer(model, image_shape, update)
+  kernel, bias = last_layer(model, sample_shape, update)
   row = jnp.arange(trees.get(update, bias).shape[0], dtype=jnp.int32) == target
   masks = {kernel: row.reshape(1, -1), bias: row}
   return jax.tree_util.tree_map_with_path(lambda path, _: masks.get(trees.path_names(path), jnp.ones((), bool)), update)
@@ -315,8 +315,8 @@ def _search_result(model, observation, target, method):
 
   For 'difference', the lower threshold and its update are not known here: the criterion is one sample below θ_high.
   """
-  number, params = observation.image_shape[0], observation.variables['params']
-  layer = last_layer(model, observation.image_shape[1:], params)
+  number, params = observation.batch_shape[0], observation.variables['params']
+  layer = last_layer(model, observation.batch_shape[1:], params)
   weights, biases = (trees.get(params, path) for path in layer)
   row, share = (trees.get(observation.update, path)[..., target] for path in layer)
   features = row / jnp.where(share == 0, jnp.ones_like(share), share)
@@ -327,16 +327,16 @@ def _search_result(model, observation, target, method):
   return searched, (jnp.abs(number * share / own + 1) < ROUNDING) & placed
 
 
-def batch_statistics(model: Model, variables: dict, images: np.ndarray) -> Tree:
+def batch_statistics(model: Model, variables: dict, samples: np.ndarray) -> Tree:
   """Returns the running statistics of BatchNorm that are those of these images as one batch.
 
   A model updates them as m·old + (1 − m)·batch, with a momentum m that is not known. The updates from old = 0 and from
   old = 1 give both m and the statistics of the batch.
   """
-  apply = jax.jit(lambda variables, images: model.apply(variables, images, True, None)[1])
+  apply = jax.jit(lambda variables, samples: model.apply(variables, samples, True, None)[1])
   before = (jax.tree.map(lambda x, v=value: jnp.full_like(x, v), variables['batch_stats']) for value in (0, 1))
-  images = jnp.asarray(images, jax.tree.leaves(variables['batch_stats'])[0].dtype)
-  zeros, ones = (apply({**variables, 'batch_stats': each}, images) for each in before)
+  samples = jnp.asarray(samples, jax.tree.leaves(variables['batch_stats'])[0].dtype)
+  zeros, ones = (apply({**variables, 'batch_stats': each}, samples) for each in before)
 
   def of_batch(old: jax.Array, zero: jax.Array, one: jax.Array) -> jax.Array:
     rate = 1 - (one - zero)  # 0 for a count of batches, which is left as it is

@@ -37,9 +37,9 @@ Queries = Annotated[int, Range(3)]
 # ---- The last layer.
 
 
-def class_fished(model: Model, variables: dict, image_shape: tuple[int, ...], target: int) -> dict:
+def class_fished(model: Model, variables: dict, sample_shape: tuple[int, ...], target: int) -> dict:
   """Returns the variables with the last layer of class fishing; the bias of the target is unchanged."""
-  kernel, bias = last_layer(model, image_shape, variables['params'])
+  kernel, bias = last_layer(model, sample_shape, variables['params'])
   weights, biases = (trees.get(variables['params'], path) for path in (kernel, bias))
   chosen = jnp.arange(biases.shape[0], dtype=jnp.int32) == target
   weights = jnp.broadcast_to(jnp.where(chosen, WEIGHT, 0.0).reshape(1, -1), weights.shape)
@@ -47,13 +47,13 @@ def class_fished(model: Model, variables: dict, image_shape: tuple[int, ...], ta
   return {**variables, 'params': replaced(variables['params'], {kernel: weights, bias: biases})}
 
 
-def last_layer(model: Model, image_shape: tuple[int, ...], params: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def last_layer(model: Model, sample_shape: tuple[int, ...], params: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the paths of the (kernel, bias) of the last layer.
 
   Raises:
     UsageError: if it is not dense with a bias, or the model does not list its layers.
   """
-  layers = require(model, 'layers')(tuple(image_shape))
+  layers = require(model, 'layers')(tuple(sample_shape))
   try:
     return first_dense_layer(layers[-1:], params)
   except errors.UsageError as error:
@@ -159,7 +159,7 @@ def class_query(
   query: Callable[[dict], Tree],
   model: Model,
   variables: dict,
-  image_shape: tuple[int, ...],
+  sample_shape: tuple[int, ...],
   num_samples: int,
   *,
   target: int = 0,
@@ -167,10 +167,10 @@ def class_query(
   """Returns what the one round of class fishing finds; its features are the mean over the class.
 
   Args:
-    query, model, variables, image_shape, num_samples, target: see `fish`.
+    query, model, variables, sample_shape, num_samples, target: see `fish`.
   """
-  sent = class_fished(model, variables, image_shape, target)
-  return _class_answer(sent, query(sent), last_layer(model, image_shape, sent['params']), target, num_samples)
+  sent = class_fished(model, variables, sample_shape, target)
+  return _class_answer(sent, query(sent), last_layer(model, sample_shape, sent['params']), target, num_samples)
 
 
 @ranged
@@ -178,7 +178,7 @@ def fish(
   query: Callable[[dict], Tree],
   model: Model,
   variables: dict,
-  image_shape: tuple[int, ...],
+  sample_shape: tuple[int, ...],
   num_samples: int,
   *,
   target: Class = 0,
@@ -208,7 +208,7 @@ def fish(
       must be divided by −η.
     model: the `Model`.
     variables: of the honest model.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     num_samples: N, the batch size.
     target: the class.
     method: 'published' or 'difference'.
@@ -224,7 +224,7 @@ def fish(
       features.
   """
   settings: dict[str, Any] = {'target': target, 'method': method, 'multiplier': multiplier, 'max_queries': max_queries}
-  search = begin(model, variables, image_shape, num_samples, public=public, **settings)
+  search = begin(model, variables, sample_shape, num_samples, public=public, **settings)
   while not search.over:
     search = receive(search, query(send(search)))
   return search.fished  # type: ignore[return-value]
@@ -233,7 +233,7 @@ def fish(
 def begin(
   model: Model,
   variables: dict,
-  image_shape: tuple[int, ...],
+  sample_shape: tuple[int, ...],
   num_samples: int,
   *,
   target: int,
@@ -243,9 +243,9 @@ def begin(
   max_queries: int,
 ) -> Search:
   """Returns the `Search` before its first round; the arguments are those of `fish`."""
-  layer = last_layer(model, image_shape, variables['params'])
+  layer = last_layer(model, sample_shape, variables['params'])
   check_target(target, trees.get(variables['params'], layer[1]).shape[0])
-  sent = class_fished(model, variables, image_shape, target)
+  sent = class_fished(model, variables, sample_shape, target)
   known = None if public is None else _feature_statistics(model, sent, public)
   return Search(Plan(sent, layer, num_samples, target, method, multiplier, max_queries, known))
 

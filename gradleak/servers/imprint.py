@@ -73,7 +73,7 @@ def bin_edges(
   """
   if measured is None and quantiles == 'empirical':
     raise errors.UsageError(
-      'imprint(quantiles=empirical) needs auxiliary images: give public=(images, labels) to gradleak.scenario, '
+      'imprint(quantiles=empirical) needs auxiliary images: give public=(samples, targets) to gradleak.scenario, '
       "or take 'normal' or 'laplace'"
     )
   mean, stddev = _NATURAL[measurement] if measured is None else (np.mean(measured), np.std(measured))
@@ -135,18 +135,18 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     added = added.reshape(images.shape)
     return images + added if residual else added
 
-  def init(key, image_shape):
-    variables = model.init(key, image_shape)
+  def init(key, sample_shape):
+    variables = model.init(key, sample_shape)
     return {**variables, 'params': {_NAME: module, 'model': variables['params']}}
 
-  def layers(image_shape):
+  def layers(sample_shape):
     own = [
       Layer(f'{_NAME}/{part}', tuple((_NAME, part, name) for name in ('kernel', 'bias')))
       for part in ('measure', 'return')
     ]
     behind = [
       Layer(f'model/{layer.name}', tuple(('model', *path) for path in layer.paths))
-      for layer in require(model, 'layers')(image_shape)
+      for layer in require(model, 'layers')(sample_shape)
     ]
     return (*own, *behind)
 
@@ -192,7 +192,7 @@ def imprint_server(
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     del batch_size
-    w = measurement_vector(key, int(np.prod(scenario.images.shape[1:])), measurement)
+    w = measurement_vector(key, int(np.prod(scenario.samples.shape[1:])), measurement)
     measured = None
     if scenario.public is not None:
       public = np.asarray(scenario.public[0], np.float64)
@@ -281,6 +281,6 @@ def imprint(
       )
     module, update = (tree['measure'] for tree in (params[_NAME], observation.update[_NAME]))
     images, _, _ = recover(update, module, gain=gain, sparse=sparse)
-    return images[: observation.image_shape[0]], None
+    return images[: observation.batch_shape[0]], None
 
   return closed_form(read, auxiliary_data=True)

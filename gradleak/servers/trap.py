@@ -54,7 +54,7 @@ class Passage(NamedTuple):
   decode: Callable[[jax.Array], jax.Array]
 
 
-def passage(layers: Sequence[Layer], params: Tree, image_shape: tuple[int, ...]) -> Passage:
+def passage(layers: Sequence[Layer], params: Tree, sample_shape: tuple[int, ...]) -> Passage:
   """Returns the `Passage` through the layers in front of the first dense one. It depends on shapes only.
 
   Among the models of this project, `mlp` passes images exactly and `cnn` up to its pooling. The others have no dense
@@ -63,7 +63,7 @@ def passage(layers: Sequence[Layer], params: Tree, image_shape: tuple[int, ...])
   Args:
     layers: of the model, in forward order.
     params: of the model.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: for a model without a hidden dense layer, or with a layer in front of it that images do not pass.
@@ -76,21 +76,21 @@ def passage(layers: Sequence[Layer], params: Tree, image_shape: tuple[int, ...])
     )
   size = trees.get(params, kernel).shape[0]
   if position == 0:
-    return _dense_passage(size, image_shape)
-  return _convolutional_passage(layers[:position], params, size, image_shape)
+    return _dense_passage(size, sample_shape)
+  return _convolutional_passage(layers[:position], params, size, sample_shape)
 
 
-def _dense_passage(size, image_shape):
-  if size != math.prod(image_shape):
+def _dense_passage(size, sample_shape):
+  if size != math.prod(sample_shape):
     raise errors.UsageError(
-      f'trap weights read images of {math.prod(image_shape)} pixels, and the first dense layer takes {size} inputs'
+      f'trap weights read images of {math.prod(sample_shape)} pixels, and the first dense layer takes {size} inputs'
     )
-  return Passage({}, lambda x: x.reshape(x.shape[0], -1), lambda inputs: inputs.reshape(-1, *image_shape))
+  return Passage({}, lambda x: x.reshape(x.shape[0], -1), lambda inputs: inputs.reshape(-1, *sample_shape))
 
 
-def _convolutional_passage(layers, params, size, image_shape):
-  errors.check_image_batch('a trap behind convolutions', (1, *image_shape))
-  height, width, channels = image_shape
+def _convolutional_passage(layers, params, size, sample_shape):
+  errors.check_image_batch('a trap behind convolutions', (1, *sample_shape))
+  height, width, channels = sample_shape
   shapes = []
   for layer in layers:
     leaves = [trees.get(params, path).shape for path in layer.paths]
@@ -136,7 +136,7 @@ def _convolutional_passage(layers, params, size, image_shape):
       return np.pad(x, [(0, 0)] * 3 + [(0, inputs[-1] - channels)]).reshape(x.shape[0], -1)
 
     def decode(features):
-      return _fitted(features.reshape(-1, *shape, inputs[-1])[..., :channels], border, image_shape)
+      return _fitted(features.reshape(-1, *shape, inputs[-1])[..., :channels], border, sample_shape)
 
     return Passage(parameters, encode, decode)
 
@@ -157,7 +157,7 @@ def _convolutional_passage(layers, params, size, image_shape):
     high, low = _interleaved(high), 1 - _interleaved(low)
     # A pixel is at most the least maximum, and at least the greatest minimum, of the four blocks that contain it.
     pixels = (-_widest(-high) + _widest(low)) / 2
-    return _fitted(pixels, border + first - padding, image_shape)
+    return _fitted(pixels, border + first - padding, sample_shape)
 
   return Passage(parameters, encode, decode)
 
@@ -199,13 +199,13 @@ def _widest(blocks):
   return jax.lax.reduce_window(blocks, least, jax.lax.max, (1, 2, 2, 1), (1, 1, 1, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
 
 
-def _fitted(pixels, offset, image_shape):
+def _fitted(pixels, offset, sample_shape):
   """Returns an image with the pixels at (offset, offset); their edges are repeated up to its border."""
-  pixels = pixels[:, max(-offset, 0) :, max(-offset, 0) :][:, : image_shape[0], : image_shape[1]]
+  pixels = pixels[:, max(-offset, 0) :, max(-offset, 0) :][:, : sample_shape[0], : sample_shape[1]]
   before = max(offset, 0)
-  after = [max(n - before - m, 0) for n, m in zip(image_shape[:2], pixels.shape[1:3], strict=True)]
+  after = [max(n - before - m, 0) for n, m in zip(sample_shape[:2], pixels.shape[1:3], strict=True)]
   pixels = jnp.pad(pixels, ((0, 0), (before, after[0]), (before, after[1]), (0, 0)), mode='edge')
-  return pixels[:, : image_shape[0], : image_shape[1]]
+  return pixels[:, : sample_shape[0], : sample_shape[1]]
 
 
 def soliton(count: int) -> np.ndarray:
@@ -254,7 +254,7 @@ def trap_weights(
   """
   if variant == 'soliton_data' and auxiliary is None:
     raise errors.UsageError(
-      'trap(variant=soliton_data) needs auxiliary images: give public=(images, labels) to gradleak.scenario, or take '
+      'trap(variant=soliton_data) needs auxiliary images: give public=(samples, targets) to gradleak.scenario, or take '
       "'soliton_free'"
     )
   rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
@@ -303,16 +303,16 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     model, params = scenario.client.model, scenario.variables['params']
-    image_shape = tuple(scenario.images.shape[1:])
-    layers = require(model, 'layers')(image_shape)
+    sample_shape = tuple(scenario.samples.shape[1:])
+    layers = require(model, 'layers')(sample_shape)
     kernel, bias = first_dense_layer(layers, params)
-    way = passage(layers, params, image_shape)
+    way = passage(layers, params, sample_shape)
     variables = {**scenario.variables, 'params': replaced(params, way.parameters)}
-    _check_passage(model, variables, (kernel, bias), way, image_shape)
+    _check_passage(model, variables, (kernel, bias), way, sample_shape)
     honest = trees.get(params, kernel)
     weights, biases = trap_weights(
       key,
-      way.encode(np.full((1, *image_shape), 0.5, np.float32))[0] != 0,
+      way.encode(np.full((1, *sample_shape), 0.5, np.float32))[0] != 0,
       honest.shape[1],
       batch_size,
       variant=variant,
@@ -326,9 +326,9 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
   return one_round(prepare)
 
 
-def _check_passage(model, variables, paths, way, image_shape):
+def _check_passage(model, variables, paths, way, sample_shape):
   """Raises `UsageError` unless the input of the layer is that of the passage, and its neurons can be silent."""
-  probe = jax.random.uniform(jax.random.key(0), (1, *image_shape))
+  probe = jax.random.uniform(jax.random.key(0), (1, *sample_shape))
 
   @jax.jit
   def gradients(variables, probe, bias):
@@ -433,13 +433,13 @@ def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', 
   """
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
-    image_shape = observation.image_shape[1:]
-    layers = require(client.model, 'layers')(image_shape)
+    sample_shape = observation.batch_shape[1:]
+    layers = require(client.model, 'layers')(sample_shape)
     paths = first_dense_layer(layers, observation.update)
     update, sent = (
       tuple(trees.get(t, p) for p in paths) for t in (observation.update, observation.variables['params'])
     )
-    inputs, _ = recover(update, sent, min(observation.image_shape[0], update[1].shape[0]))
-    return passage(layers, observation.update, image_shape).decode(inputs), None
+    inputs, _ = recover(update, sent, min(observation.batch_shape[0], update[1].shape[0]))
+    return passage(layers, observation.update, sample_shape).decode(inputs), None
 
   return closed_form(read, auxiliary_data=variant in ('soliton_data', 'qbi'))

@@ -157,7 +157,7 @@ class Task:
     key: of the trainings and the audits.
     client: the undefended `Client`.
     variables: the initial model's.
-    train, test, public: (images, labels); `public` may be None.
+    train, test, public: (samples, targets); `public` may be None.
     gallery: as `scenario` takes it, or None for the training samples.
     partition: an array of sample numbers for each client.
     settings, local: the `FrontierSettings` and `ClientSettings`.
@@ -244,7 +244,7 @@ def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, sh
 
 
 def _pairs(modality: Modality, shape: tuple[int, ...], check: Callable, **given: Any) -> list[Any]:
-  """Returns pairs (samples, labels) that are checked; None for public ones that are None."""
+  """Returns pairs (samples, targets) that are checked; None for public ones that are None."""
   return [
     None if pair is None and name == 'public' else data.pair(name, pair, None, shape, modality.check, check)
     for name, pair in given.items()
@@ -290,13 +290,13 @@ def frontier(
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
     model: a `Model`.
-    train, test: (images float32 [N, H, W, C] in [0, 1], labels as the loss takes them, int [N] by default).
+    train, test: (samples float32 [N, H, W, C] in [0, 1], targets as the loss takes them, int [N] by default).
     defenses: as `gradleak.audit` takes them; None is no defense. Stages of the place 'round' act at the server.
     attacks: as `gradleak.audit` takes them; without any, nothing is attacked.
     clients: how many share the training samples evenly, or an array of sample numbers for each client.
     variables: the initial model's; initialised from `key` by default.
     client: `ClientSettings`; by default FedAvg (share='delta') with batches of 10.
-    public: (images, labels) that everyone holds, for defenses that need any.
+    public: (samples, targets) that everyone holds, for defenses that need any.
     gallery: among which the originals are to be found, as `scenario` takes it; by default the training samples.
     settings: `FrontierSettings`.
     config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.

@@ -307,18 +307,18 @@ def _copies(scenario: Scenario, text: str) -> dict[str, Callable]:
 def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) -> _List:
   """Returns the `_List`: private samples, then those of the gallery, each once."""
   count = num_trials * given.batch_size
-  if count > len(scenario.images):
+  if count > len(scenario.samples):
     raise errors.UsageError(
-      f'{num_trials} trials of {given.batch_size} need {count}, and there are {len(scenario.images)}'
+      f'{num_trials} trials of {given.batch_size} need {count}, and there are {len(scenario.samples)}'
     )
   scenario.client.loss.require_classes('identification')
-  if scenario.labels.ndim != 1:
+  if scenario.targets.ndim != 1:
     raise errors.UsageError(
-      f'identification is for one class of each sample, and the labels have the shape {scenario.labels.shape}'
+      f'identification is for one class of each sample, and the labels have the shape {scenario.targets.shape}'
     )
-  gallery, dtype = scenario.gallery, scenario.images.dtype
-  samples = np.concatenate([scenario.images[:count], gallery.images.astype(dtype)])
-  labels = np.concatenate([scenario.labels[:count], gallery.labels])
+  gallery, dtype = scenario.gallery, scenario.samples.dtype
+  samples = np.concatenate([scenario.samples[:count], gallery.samples.astype(dtype)])
+  labels = np.concatenate([scenario.targets[:count], gallery.targets])
   first: dict[bytes, int] = {}
   for i, sample in enumerate(samples):
     first.setdefault(sample.tobytes(), i)
@@ -326,7 +326,7 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
   kept = list(first.values())[: max(given.candidates, len(set(own)))]
   if given.labels == 'known' and np.any(labels[kept] < 0):
     raise errors.UsageError(
-      "the labels of the gallery are not known: give gallery=(images, labels), or labels='unknown'"
+      "the labels of the gallery are not known: give gallery=(samples, targets), or labels='unknown'"
     )
   private = np.asarray([kept.index(i) for i in own]).reshape(num_trials, given.batch_size)
   found = _List(samples[kept], labels[kept], private, bool(gallery.by_class))
@@ -426,8 +426,8 @@ class _Run:
     }
     shared = {
       'variables': self.scenario.variables,
-      'images': jnp.asarray(np.repeat(chosen, labels.shape[1], axis=0)[:, np.newaxis]),
-      'labels': jnp.asarray(labels.reshape(-1, 1)),
+      'samples': jnp.asarray(np.repeat(chosen, labels.shape[1], axis=0)[:, np.newaxis]),
+      'targets': jnp.asarray(labels.reshape(-1, 1)),
     }
     client = dataclasses.replace(self.scenario.client, cohort=1)
     with told(computing(self.show, f'candidates under {bound.defense}')):

@@ -31,8 +31,8 @@ class Knowledge:
   """What an attacker is granted; recorded with every result. Hashable: it decides the compilation.
 
   Attributes:
-    labels: 'known' (given), 'inferred' (from the update, before the attack), 'optimised' (with the images), or 'unused'
-      by closed forms that need none.
+    labels: 'known' (given), 'inferred' (from the update, before the attack), 'optimised' (with the samples), or
+      'unused' by closed forms that need none.
     label_inference: the rule of 'inferred', a name of `gradleak.attacks.labels.RULES`.
     local_steps: number of local steps behind the update.
     share: 'gradient' or 'delta'.
@@ -41,7 +41,7 @@ class Knowledge:
       program: they then differ in the evidence only.
     model: 'honest' or 'modified'.
     auxiliary_data: number of samples of the same kind that the attacker holds.
-    prior: a sentence on what else it learned of images, from a file.
+    prior: a sentence on what else it learned of samples, from a file.
     training: a sentence on what the attacker knows, or assumes, of local training.
     cohort: number of clients whose mean update is all that it sees.
   """

@@ -24,24 +24,24 @@ class Observation:
     variables: the global model that the client received.
     update: the upload that is compared: a gradient, or a delta; zeros where nothing was sent. An attacker of several
       rounds may have averaged or summed their uploads.
-    labels: probabilities [N, classes]; those of the private samples if the knowledge grants them, else zeros.
+    targets: probabilities [N, classes]; those of the private samples if the knowledge grants them, else zeros.
     knowledge: see `Knowledge`.
-    image_shape: (N, H, W, C) of the private samples.
+    batch_shape: (N, …) of the private samples.
     num_classes: number of classes.
     weights: float32, shaped like the update: how much each entry counts in the distance, 0 for not at all; None for 1.
     noise: expected squared norm of the noise in the update, each entry's square times its weight; 0 if none is known.
     clip: the L2 norm that the update was clipped to; infinity if none is known.
     uploads: the updates of all rounds, every leaf [R, …], for attacks that read 'uploads'; else None.
-    class_means: mean image of each class in the auxiliary data, [classes, H, W, C], or None without such data.
-    class_images: auxiliary images of each class, [classes, n, H, W, C], for a label rule that uses them; else None.
+    class_means: mean sample of each class in the auxiliary data, [classes, …], or None without such data.
+    class_images: auxiliary samples of each class, [classes, n, …], for a label rule that uses them; else None.
     prepared: what the attack learned from the auxiliary data, see `attacks.base.AttackMethod`.
   """
 
   variables: Tree
   update: Tree
-  labels: jax.Array
+  targets: jax.Array
   knowledge: Knowledge = dataclasses.field(metadata={'static': True})
-  image_shape: tuple[int, ...] = dataclasses.field(metadata={'static': True})
+  batch_shape: tuple[int, ...] = dataclasses.field(metadata={'static': True})
   num_classes: int = dataclasses.field(metadata={'static': True})
   weights: Tree | None = None
   noise: jax.Array | float = 0.0

@@ -19,7 +19,7 @@ def client(network):
 
 @pytest.fixture(scope='session')
 def observe(network, client):
-  """Returns what a server sees of some images: (images, labels, the client, label mode) -> Observation."""
+  """Returns what a server sees of some images: (samples, targets, the client, label mode) -> Observation."""
 
   compiled = {}
 

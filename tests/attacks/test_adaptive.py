@@ -241,7 +241,7 @@ def test_few_slices_are_all_tried(context, gradient):
 
 @pytest.mark.parametrize(('noise', 'prior'), [(0.002, 1e-3), (0.3, 5e-2)])
 def test_the_prior_grows_with_the_noise(noise, prior, context):
-  norm = float(np.sqrt(typical_squared_norm(context.client, context.image_shape, 1, context.variables)))
+  norm = float(np.sqrt(typical_squared_norm(context.client, context.sample_shape, 1, context.variables)))
   size = sum(x.size for x in jax.tree.leaves(context.variables['params']))
   stddev = noise * norm / np.sqrt(size) * (1 if noise > 0.1 else 10)
   found = adaptive_attacks(f'gaussian(stddev={stddev * (10 if noise > 0.1 else 1)})', context)

@@ -62,26 +62,26 @@ def noisy(observation, share):
 def test_one_image_is_exact(images, spec, local, channels):
   image = np.concatenate([images[:1] ** (i + 1) for i in range(channels)], axis=-1)
   found = read(*sent(image, spec, **local))
-  assert found.images.shape == image.shape and found.labels.shape == (0,) and int(found.diverged_step) == -1
-  assert psnr(found.images, image) > 60
+  assert found.samples.shape == image.shape and found.labels.shape == (0,) and int(found.diverged_step) == -1
+  assert psnr(found.samples, image) > 60
 
 
 @pytest.mark.slow
 def test_noise_and_a_batch_degrade_it_and_neither_breaks_it(images):
   client, alone = sent(images[:1])
-  exact = psnr(read(client, alone).images, images[:1])
-  slight, strong = (psnr(read(client, noisy(alone, share)).images, images[:1]) for share in (1e-4, 1e-1))
+  exact = psnr(read(client, alone).samples, images[:1])
+  slight, strong = (psnr(read(client, noisy(alone, share)).samples, images[:1]) for share in (1e-4, 1e-1))
   assert exact > slight + 10 > strong + 20
-  mixed = read(*sent(images)).images
+  mixed = read(*sent(images)).samples
   assert mixed.shape == images[:1].shape and np.isfinite(mixed).all()
   assert max(psnr(mixed, images[i : i + 1]) for i in range(2)) < 40 < exact
   nothing = Observation(**{**vars(alone), 'update': trees.zeros_like(alone.update)})
-  assert not np.asarray(read(client, nothing).images).any()
+  assert not np.asarray(read(client, nothing).samples).any()
 
 
 def test_more_patches_than_features_are_not_determined(images):
   found = read(*sent(images[:1], 'vit_tiny(patch=2,depth=1,width=48)'))  # 64 patches
-  assert np.isfinite(found.images).all() and psnr(found.images, images[:1]) < 40
+  assert np.isfinite(found.samples).all() and psnr(found.samples, images[:1]) < 40
 
 
 def test_it_returns_the_patches_of_least_squares():
@@ -101,7 +101,7 @@ def test_it_returns_the_patches_of_least_squares():
 
 
 def test_patches_are_put_back_where_they_were(images):
-  found = read(*sent(images[:1])).images
+  found = read(*sent(images[:1])).samples
   np.testing.assert_allclose(vit.patches(found, 4), vit.patches(images[:1], 4), atol=1e-3)
   assert psnr(found.transpose(0, 2, 1, 3), images[:1]) < 30
 

@@ -145,21 +145,21 @@ def case(name):
 
 
 @functools.cache
-def scenario_of(image_shape):
+def scenario_of(sample_shape):
   from sklearn.datasets import load_digits
 
   data = load_digits()
-  images = (data.images[:8] / 16).reshape(8, *image_shape).astype(np.float32)
+  images = (data.images[:8] / 16).reshape(8, *sample_shape).astype(np.float32)
   model = gl.models.create('mlp(widths=8)', 10, init='default')
   return gl.scenario(model, images, data.target[:8].astype(np.int32), key=jax.random.key(2))
 
 
-def observed(method, image_shape, number, *, granted, first=0):
+def observed(method, sample_shape, number, *, granted, first=0):
   """Returns (client, `Observation`) of some images, with all kinds of evidence, as a non-adaptive attacker has it."""
-  sent = scenario_of(image_shape)
+  sent = scenario_of(sample_shape)
   if method.server is not None:
     sent = method.server.build(method.server.numbers).prepare(jax.random.key(1), sent, number)
-  images, labels = (jnp.asarray(part[first : first + number]) for part in (sent.images, sent.labels))
+  images, labels = (jnp.asarray(part[first : first + number]) for part in (sent.samples, sent.targets))
   update = send(sent.client, sent.variables, images, labels)
   made = method(sent.client)
   mode = made.labels if granted or made.labels != 'known' else 'inferred'
@@ -218,9 +218,9 @@ def close(a, b):
 
 def check(found, observation):
   """Checks the shapes of what an attack returns, and that it says so where it diverged."""
-  assert found.images.shape[1:] == observation.image_shape[1:] and found.images.dtype == jnp.float32
+  assert found.samples.shape[1:] == observation.batch_shape[1:] and found.samples.dtype == jnp.float32
   assert found.labels.ndim == 1 and found.labels.dtype == jnp.int32
-  assert int(found.diverged_step) >= 0 or np.isfinite(found.images).all()
+  assert int(found.diverged_step) >= 0 or np.isfinite(found.samples).all()
   assert all(x.shape == () for x in found[2:])
 
 
@@ -231,9 +231,9 @@ def test_several_images_without_any_private_data(name):
   found = run(KEY, batch)
   check(found, batch)
   assert int(found.diverged_step) == -1
-  assert not np.asarray(batch.labels).any()
-  assert same(found, run(KEY, dataclasses.replace(batch, labels=jnp.full_like(batch.labels, 0.5))))
-  assert method(client).labels in ('known', 'inferred', 'optimised', 'unused')
+  assert not np.asarray(batch.targets).any()
+  assert same(found, run(KEY, dataclasses.replace(batch, labels=jnp.full_like(batch.targets, 0.5))))
+  assert method(client).targets in ('known', 'inferred', 'optimised', 'unused')
 
 
 @every_attack
@@ -283,7 +283,7 @@ def check_together(name, alone):
     one = alone(attack, key, trees.take(narrow, i))
     check(one, narrow)
     close(trees.take(together, i), one)
-  assert not np.array_equal(together.images[0], together.images[1])
+  assert not np.array_equal(together.samples[0], together.samples[1])
 
 
 @every_attack

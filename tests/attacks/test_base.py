@@ -16,7 +16,7 @@ from gradleak.audit import AuditSettings, plan
 def grey(client, *, value: float = 0.5, frame: bool = False):
   """Returns the attack that answers with one colour, whatever it sees."""
   del client, frame
-  return gl.attacks.closed_form(lambda observation: (jnp.full(observation.image_shape, value), None))
+  return gl.attacks.closed_form(lambda observation: (jnp.full(observation.batch_shape, value), None))
 
 
 def test_an_attack_is_equal_to_another_of_the_same_settings():
@@ -42,7 +42,7 @@ def test_numbers_may_be_traced():
 
   for value in (0.25, 0.75):
     found = run(value)
-    np.testing.assert_array_equal(found.images, np.full((1, 8, 8, 1), value, np.float32))
+    np.testing.assert_array_equal(found.samples, np.full((1, 8, 8, 1), value, np.float32))
     assert found.labels.shape == (0,) and int(found.diverged_step) == -1
   assert run._cache_size() == 1 and int(run(np.nan).diverged_step) == 0
 

@@ -62,8 +62,8 @@ def test_other_attacks_have_no_such_term():
 def test_under_known_noise_it_sees_digits_that_matching_does_not():
   private, public = gl.data.load('digits', 'test', limit=4), gl.data.load('digits', 'train')
   scenario = gl.scenario(
-    gl.models.create('mlp(widths=16)', 10), private.images, private.labels, key=jax.random.key(0), dataset='digits',
-    public=(public.images, public.labels), gallery=gl.data.gallery('digits', 'test', most=150),
+    gl.models.create('mlp(widths=16)', 10), private.samples, private.targets, key=jax.random.key(0), dataset='digits',
+    public=(public.samples, public.targets), gallery=gl.data.gallery('digits', 'test', most=150),
   )  # fmt: skip
   attacks = [gl.attacks.bayes(steps=200), gl.attacks.csdlg_fast(steps=200, tv=1e-3)]
   found = gl.audit(

@@ -51,7 +51,7 @@ def test_it_learns_once_and_from_public_data_alone(convolutional):
   key = jax.random.key(3)
   learned = attack.prepare(key, convolutional, attack.settings, 1)
   images, labels = convolutional.public
-  others = convolutional._replace(images=1 - convolutional.images)
+  others = convolutional._replace(samples=1 - convolutional.samples)
   assert all(
     map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(attack.prepare(key, others, attack.settings, 1)))
   )
@@ -81,7 +81,7 @@ def test_settings_have_a_range():
 
 
 def sent(scenario, number=1, key=0):
-  images, labels = scenario.images[:number], scenario.labels[:number]
+  images, labels = scenario.samples[:number], scenario.targets[:number]
   update = jax.jit(scenario.client.local_update)(jax.random.key(key), scenario.variables, images, labels).update
   probabilities = jnp.zeros((number, 10))
   return Observation(scenario.variables, update, probabilities, Knowledge(labels='unused'), images.shape, 10)
@@ -97,16 +97,18 @@ def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, mod
   layers = scenario.client.model.layers((8, 8, 1))
   for key in range(2):
     observation = sent(scenario, key=key)
-    apart = [float(prefix.distance(scenario.client, layers, observation, scenario.images[i : i + 1])) for i in range(2)]
+    apart = [
+      float(prefix.distance(scenario.client, layers, observation, scenario.samples[i : i + 1])) for i in range(2)
+    ]
     assert apart[0] < 1e-8 and apart[1] > 1e-3
     scaled = Observation(**{**vars(observation), 'update': jax.tree.map(lambda x: -0.1 * x, observation.update)})
-    assert float(prefix.distance(scenario.client, layers, scaled, scenario.images[:1])) < 1e-8
+    assert float(prefix.distance(scenario.client, layers, scaled, scenario.samples[:1])) < 1e-8
 
 
 def test_one_sample_is_matched(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   with pytest.raises(UsageError, match='for a single sample, not for 2'):
-    prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), sent(scenario, 2), scenario.images[:2])
+    prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), sent(scenario, 2), scenario.samples[:2])
 
 
 @pytest.mark.slow
@@ -121,5 +123,5 @@ def test_nothing_is_nothing(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   observation = sent(scenario)
   dead = Observation(**{**vars(observation), 'update': jax.tree.map(jnp.zeros_like, observation.update)})
-  apart = prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), dead, scenario.images[:1])
+  apart = prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), dead, scenario.samples[:1])
   assert np.isfinite(apart) and trees.norm(dead.update) == 0

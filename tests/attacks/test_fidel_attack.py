@@ -33,7 +33,7 @@ def attack(**settings):
 def read(update, images, **settings):
   made = attack(**settings)
   observation = Observation({}, update, jnp.zeros((len(images), 10)), Knowledge(), images.shape, 10)
-  return np.asarray(made.reconstruct(made.init(jax.random.key(0), observation), observation).images)
+  return np.asarray(made.reconstruct(made.init(jax.random.key(0), observation), observation).samples)
 
 
 def revealed(found, images, signed=True):

@@ -107,14 +107,14 @@ def test_evolution_finds_an_image_that_the_generator_makes(linear, prior, seen):
   observation, image = seen
   attack = gl.attacks.ggl(file=prior, steps=60, population=16, kl=0.0)(linear[0])
   found, objectives, _ = run(attack, jax.random.key(1), observation)
-  assert psnr(found.images, image) > 30
+  assert psnr(found.samples, image) > 30
   assert (np.diff(objectives) <= 0).all() and float(found.objective) == float(objectives[-1])
   assert float(found.objective) < 1e-3 * float(found.objective_start) and int(found.labels[0]) == 1
   nothing = dataclasses.replace(
     observation, update=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), observation.update)
   )
   lost, _, _ = run(attack, jax.random.key(1), nothing)
-  assert np.isfinite(lost.images).all()
+  assert np.isfinite(lost.samples).all()
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_latents_first_and_then_the_weights(linear, prior, seen):
   observation, image = seen
   attack = gl.attacks.gias(file=prior, steps=80, latent_steps=60, learning_rate=0.1)(linear[0])
   found, _, state = run(attack, jax.random.key(2), observation)
-  assert psnr(found.images, image) > 20
+  assert psnr(found.samples, image) > 20
   early = gl.attacks.gias(file=prior, steps=60, latent_steps=60, learning_rate=0.1)(linear[0])
   _, _, first = run(early, jax.random.key(2), observation)
   assert not any(np.any(leaf) for leaf in jax.tree.leaves(first.dummy['weights']['change']))
@@ -171,17 +171,17 @@ def test_features_after_latents_find_more(linear, deep):
   first, _, _ = run(latents, jax.random.key(2), observation)
   both, objectives, state = run(features, jax.random.key(2), observation)
   assert (
-    float(both.objective) < 0.3 * float(first.objective) and psnr(both.images, image) > psnr(first.images, image) + 3
+    float(both.objective) < 0.3 * float(first.objective) and psnr(both.samples, image) > psnr(first.samples, image) + 3
   )
   assert float(both.objective) == pytest.approx(min(map(float, objectives)), abs=1e-6)
-  given = features.objective(observation, both.images, observation.labels)
+  given = features.objective(observation, both.samples, observation.targets)
   assert float(given) == pytest.approx(float(both.objective), abs=1e-6)  # the score is that of this image
   weights = state.dummy['weights']
   for layer, name in enumerate(('features_00', 'features_01')):
     assert 0 < float(jnp.mean(jnp.abs(weights[name]))) <= 0.2 * (1 + 0.5 * layer) + 1e-6
   control = dataclasses.replace(observation, update=noise_like(observation.update))
   lost, _, _ = run(features, jax.random.key(2), control)
-  assert psnr(both.images, image) > max(20, psnr(lost.images, image) + 5)
+  assert psnr(both.samples, image) > max(20, psnr(lost.samples, image) + 5)
 
 
 def noise_like(update):
@@ -294,9 +294,9 @@ def test_a_denoiser_pulls_images_to_its_own(linear, seen):
     labels='known',
   )
   found, _, _ = run(attack, jax.random.key(0), silent)
-  np.testing.assert_allclose(found.images, 0.25, atol=0.02)
+  np.testing.assert_allclose(found.samples, 0.25, atol=0.02)
   expected = 1 + float(jnp.sqrt(jnp.mean(jnp.square(image - 0.25))))
-  assert float(attack.objective(silent, image, observation.labels)) == pytest.approx(expected, rel=1e-4)
+  assert float(attack.objective(silent, image, observation.targets)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +335,14 @@ def digits():
   private, public = gl.data.load('digits', 'test', limit=2), gl.data.load('digits', 'train', limit=40)
   model = gl.models.create('mlp(widths=8)', 10, init='default')
   scenario = gl.scenario(
-    model, private.images, private.labels, num_classes=10, key=jax.random.key(0), public=(public.images, public.labels)
+    model,
+    private.samples,
+    private.targets,
+    num_classes=10,
+    key=jax.random.key(0),
+    public=(public.samples, public.targets),
   )
-  return scenario, public.images
+  return scenario, public.samples
 
 
 def audited(scenario, attack):
@@ -384,7 +389,7 @@ def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
   scenario, public = digits
   made = gan.training((8, 8, 1), width=2)
   weights = made.init(jax.random.key(0)).generator
-  for name, images in {'apart': public, 'private': np.concatenate([public, scenario.images[:1]])}.items():
+  for name, images in {'apart': public, 'private': np.concatenate([public, scenario.samples[:1]])}.items():
     trained.save(tmp_path / f'{name}.npz', made.module, weights, images, dataset='digits', split='train')
   given = {'steps': 2, 'population': 4}
   result = audited(scenario._replace(public=None), gl.attacks.ggl(file=str(tmp_path / 'apart.npz'), **given))
@@ -395,7 +400,7 @@ def test_audits_refuse_a_prior_that_has_seen_a_private_image(digits, tmp_path):
   assert any(told in sentences for sentences in result.threat_models.values())
   with pytest.raises(UsageError, match='1 of the 2 private images are among'):
     audited(scenario, gl.attacks.ggl(file=str(tmp_path / 'private.npz'), **given))
-  both = scenario._replace(public=(scenario.images, scenario.labels))
+  both = scenario._replace(public=(scenario.samples, scenario.targets))
   with pytest.raises(UsageError, match='2 of the 2 private images are among'):
     audited(both, gl.attacks.ggl(steps=2, population=4, training_steps=20, width=2))
 
@@ -414,7 +419,7 @@ def test_the_image_of_the_best_restart_has_its_score(linear, deep):
   )
   (pictures,) = four.reconstructions.values()
   for trial, row in enumerate(four.rows):
-    label = scenario.labels[trial : trial + 1]
+    label = scenario.targets[trial : trial + 1]
     sent, would = (
       client.local_update(None, variables, batch, label).update
       for batch in (images[trial : trial + 1], pictures[trial])

@@ -50,14 +50,14 @@ def test_a_digit_is_recovered_and_noise_shows_none(client, observe, small_images
     return run(attack, KEY, seen.__class__(**{**vars(seen), 'update': update}))
 
   state, found = jax.jit(jax.vmap(one))(updates)
-  recovered, control = (psnr(picture, images[:1]) for picture in found.images)
+  recovered, control = (psnr(picture, images[:1]) for picture in found.samples)
   assert recovered > 25 > 10 > control
   assert float(found.distance[0]) < 0.01 * float(found.distance[1])
   # What is returned are the images of the best weights, and of the latents that were drawn.
   weights, latents = state.best[0]['weights'], state.latents
-  made = jax.jit(jax.vmap(functools.partial(priors.untrained.apply, shape=seen.image_shape)))(weights, latents)
+  made = jax.jit(jax.vmap(functools.partial(priors.untrained.apply, shape=seen.batch_shape)))(weights, latents)
   better = np.asarray(found.objective) < np.asarray(state.best[1])  # the last point, evaluated by `reconstruct` alone
-  np.testing.assert_allclose(found.images[~better], made[~better], atol=1e-5)
+  np.testing.assert_allclose(found.samples[~better], made[~better], atol=1e-5)
   assert not np.allclose(latents[0], 0) and np.array_equal(latents[0], latents[1])
 
 
@@ -69,7 +69,7 @@ def test_a_generator_of_ones_own_is_descended_by_hand(client, observe, small_ima
   weights, constants = start.dummy['weights'], start.latents
 
   def objective(weights):
-    return attack.init.__self__.losses(seen, LOGITS.apply(weights, constants, seen.image_shape, None), seen.labels)[0]
+    return attack.init.__self__.losses(seen, LOGITS.apply(weights, constants, seen.batch_shape, None), seen.targets)[0]
 
   value, slope = jax.jit(jax.value_and_grad(objective))(weights)
   state, info = jax.jit(attack.step)(start, seen)
@@ -112,7 +112,7 @@ def test_it_stands_beside_every_other_setting(network, observe, small_images, se
   assert state.latents.shape == (*shape, 128) and state.dummy['weights'].keys() == state.best[0]['weights'].keys()
   after, _ = jax.eval_shape(attack.step, state, seen)
   assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-  assert jax.eval_shape(attack.reconstruct, after, seen).images.shape == seen.image_shape
+  assert jax.eval_shape(attack.reconstruct, after, seen).samples.shape == seen.batch_shape
 
 
 def test_what_makes_no_sense_is_refused():

@@ -213,7 +213,7 @@ def test_auxiliary_images_tell_what_a_trained_network_predicts_of_each_class():
     return np.maximum(np.bincount(truth) - found, 0).sum()
 
   assert missed('rlu') <= 8 < min(missed('geng'), missed('bias_corrected'))
-  with pytest.raises(errors.UsageError, match='public=\\(images, labels\\)'):
+  with pytest.raises(errors.UsageError, match='public=\\(samples, targets\\)'):
     rules.infer('rlu', model, dataclasses.replace(observation, class_images=None))
   assert rules.class_images(drawn(public), np.where(public == 3, 0, public), 4).shape == (4, 100, 2, 2, 1)
 
@@ -255,5 +255,5 @@ def test_an_audit_gives_auxiliary_images_to_the_rule_that_needs_them(dense_netwo
   found = gl.audit(jax.random.key(1), scenario, [None], [attack], 2, **settings)
   assert [row['label_counts_correct'] for row in found.rows] == [1.0, 1.0]
   assert all(row['tier'] == 'D' for row in found.rows)
-  with pytest.raises(errors.UsageError, match=r'public=\(images, labels\)'):
+  with pytest.raises(errors.UsageError, match=r'public=\(samples, targets\)'):
     gl.audit(jax.random.key(1), scenario._replace(public=None), [None], [attack], 2, **settings)

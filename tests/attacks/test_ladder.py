@@ -59,9 +59,9 @@ def test_without_a_descent_a_rung_is_csdlg_at_its_weight(seen):
     method = attacks.ladder(lowest=1e-4, highest=1e-1, rungs=3, slack=slack, descent=1.0, **SETTINGS)
     found = run(method, client, observation)
     expected = alone[int(ladder.smoothest(jnp.stack([one.distance for one in alone]), slack))]
-    np.testing.assert_allclose(found.images, expected.images, atol=1e-3)
+    np.testing.assert_allclose(found.samples, expected.samples, atol=1e-3)
     np.testing.assert_allclose(found.distance, expected.distance, rtol=1e-3, atol=1e-6)
-    at = method(client).objective(observation, found.images, observation.labels)
+    at = method(client).objective(observation, found.samples, observation.targets)
     np.testing.assert_allclose(found.objective, at, rtol=1e-3, atol=1e-6)  # comparable with that at the truth
     np.testing.assert_allclose(found.objective_start, alone[0].objective_start, rtol=1e-4)
 
@@ -92,7 +92,7 @@ def test_a_rung_that_diverges_leaves_the_others(seen):
   for _ in range(3):
     state, info = jax.jit(attack.step)(state, observation)
   found = jax.jit(attack.reconstruct)(state, observation)
-  assert np.isfinite(found.images).all() and int(found.diverged_step) == -1 and np.isfinite(float(info['objective']))
+  assert np.isfinite(found.samples).all() and int(found.diverged_step) == -1 and np.isfinite(float(info['objective']))
   everything = state._replace(
     dummy=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.dummy), diverged_step=jnp.zeros(2, jnp.int32)
   )
@@ -130,10 +130,10 @@ def test_signs_are_matched_in_the_direction_of_the_update(seen, share):
   client, observation = seen
   settings = gl.ClientSettings(share=share, **({'optimizer': 'adam'} if share == 'delta' else {}))
   client = settings.client(client.model, 10)
-  images = jnp.asarray(gl.data.load('digits', limit=1).images)
-  sent = client.local_update(None, observation.variables, images, observation.labels).update
+  images = jnp.asarray(gl.data.load('digits', limit=1).samples)
+  sent = client.local_update(None, observation.variables, images, observation.targets).update
   signs = jax.tree.map(jnp.sign, sent)
-  simulated = simulation.Simulation(match='sign').update(client, observation.variables, images, observation.labels)
+  simulated = simulation.Simulation(match='sign').update(client, observation.variables, images, observation.targets)
   near, far = (float(cosine(one, signs)) for one in (simulated, jax.tree.map(jnp.negative, simulated)))
   assert near < 0.5 < 1.5 < far
   assert 'for the sign of the gradient' in attacks.ladder(match='sign')(client).assumes

@@ -103,7 +103,7 @@ def test_the_same_key_learns_the_same(honest):
     return all(map(np.array_equal, a, b))
 
   first = learn(honest)
-  assert same(first, learn(honest._replace(images=1 - honest.images)))
+  assert same(first, learn(honest._replace(samples=1 - honest.samples)))
   assert not same(first, learn(honest, jax.random.key(4)))
   images, labels = honest.public
   assert not same(first, learn(honest._replace(public=(images**2, labels))))
@@ -188,7 +188,7 @@ def test_pairs_are_read_from_projected_uploads(honest):
       jnp.square(honest.public[0].mean(0).reshape(1, -1) - pixels)
     )
 
-  pairs = honest.images.reshape(4, 2, 8, 8, 1), honest.labels.reshape(4, 2)
+  pairs = honest.samples.reshape(4, 2, 8, 8, 1), honest.targets.reshape(4, 2)
   found, mean_image = jax.jit(jax.vmap(read))(*pairs)
   assert jnp.mean(found) < 0.9 * jnp.mean(mean_image)
 
@@ -210,7 +210,7 @@ def test_without_public_images_there_is_nothing_to_learn_from(digits):
 def test_beside_a_captured_upload_there_are_no_public_images(honest):
   model, update = honest.client.model, jax.tree.map(np.ones_like, honest.variables['params'])
   with pytest.raises(UsageError, match='learns from public data, and beside a captured upload'):
-    gl.attack(jax.random.key(0), model, honest.variables, update, image_shape=(8, 8, 1), attacks=[SMALL])
+    gl.attack(jax.random.key(0), model, honest.variables, update, sample_shape=(8, 8, 1), attacks=[SMALL])
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def test_a_costly_defense_is_simulated_less_often(digits):
   steps, size = attack.settings['steps'], attack.settings['batch_size']
   assert len(drawn) == 32 + 10 * steps * size // 20
   uploads = jax.vmap(lambda x, y: scenario.client.local_update(None, scenario.variables, x, y).update)
-  found = jax.vmap(inverse.images)(uploads(scenario.images[:, None], scenario.labels[:, None]))
-  images = scenario.images.reshape(found.shape)
+  found = jax.vmap(inverse.images)(uploads(scenario.samples[:, None], scenario.targets[:, None]))
+  images = scenario.samples.reshape(found.shape)
   assert np.mean(np.square(found - images)) < 0.9 * np.mean(np.square(images.mean(0) - images))
 
 

@@ -25,8 +25,8 @@ def run(attack, observation):
 
 
 def psnr(found, truth):
-  permutation = metrics.match(np.asarray(found.images), truth)
-  return float(np.mean(metrics.psnr(np.asarray(found.images)[permutation], truth)))
+  permutation = metrics.match(np.asarray(found.samples), truth)
+  return float(np.mean(metrics.psnr(np.asarray(found.samples)[permutation], truth)))
 
 
 def test_distances_and_prior_by_hand():
@@ -134,7 +134,7 @@ def test_step_equals_the_textbook_step(client, observe, small_images):
   x = state.dummy['images']
 
   def objective(x):
-    g = client.local_update(None, observation.variables, x, observation.labels).update
+    g = client.local_update(None, observation.variables, x, observation.targets).update
     g, target = ravel_pytree(g)[0], ravel_pytree(observation.update)[0]
     tv = jnp.mean(jnp.abs(jnp.diff(x, axis=1))) + jnp.mean(jnp.abs(jnp.diff(x, axis=2)))
     return 1 - g @ target / jnp.linalg.norm(g) / jnp.linalg.norm(target) + 0.01 * tv
@@ -184,7 +184,7 @@ def test_starts(client, observe, small_images):
 def test_labels_that_are_not_granted_are_not_used(client, observe, small_images):
   images, labels = small_images
   observation = observe(images[:1], labels[:1], 'optimised')
-  assert not np.asarray(observation.labels).any()
+  assert not np.asarray(observation.targets).any()
   state = attacks.csdlg(steps=5)(client).init(jax.random.key(0), observation)
   assert set(state.dummy) == {'images', 'logits'}
 
@@ -232,7 +232,7 @@ def test_a_tolerance_ends_the_search(distance, small_images):
   info, found = jax.device_get(search(jnp.float32(1.0001 * tolerance)))
   assert info['finished'].tolist() == [False] * 20 + [True] * 40
   np.testing.assert_array_equal(info['objective'][:21], never['objective'][:21])
-  for value in (info['objective'], found.objective, found.images):
+  for value in (info['objective'], found.objective, found.samples):
     assert (value[20:] == value[20]).all()
   assert (whole.objective[-1] < found.objective[-1]) and int(found.diverged_step[-1]) == -1
 
@@ -246,7 +246,7 @@ def test_the_fast_schedule_descends_from_grey_with_what_csdlg_minimises(client, 
   start = attack.init(jax.random.key(0), observation).dummy['images']
   assert (start == 0.5).all()
   fast, published = (jax.jit(each.objective) for each in (attack, attacks.csdlg()(client)))
-  objectives = [each(observation, start, observation.labels) for each in (fast, published)]
+  objectives = [each(observation, start, observation.targets) for each in (fast, published)]
   np.testing.assert_allclose(*objectives, rtol=1e-4)
   assert psnr(run(attacks.csdlg_fast(steps=200, tv=1e-6)(client), observation), images[:1]) > 20
 
@@ -277,7 +277,7 @@ def test_an_optimizer_that_compares_values_is_given_all_digits(client, observe, 
   observation = observe(*(part[:1] for part in small_images), victim=Client(model, 10))
   chosen = [
     make(steps=1, form=form)(Client(model, 10)).init.__self__.by_products(
-      observation, small_images[0][:1], observation.labels
+      observation, small_images[0][:1], observation.targets
     )
     for make in (attacks.csdlg, attacks.csdlg_lbfgs)
     for form in ('auto', 'ghost')

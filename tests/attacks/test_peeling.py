@@ -142,16 +142,16 @@ def test_a_network_that_normalises_its_pixels(digits):
   model = models.create('mlp(widths=128-64)+normalised(pixels=mnist)', 10, init='default')
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
   update = jax.jit(Client(model, 10).local_update)(None, variables, images, labels).update
-  settings = {'image_shape': (8, 8, 1), 'num_samples': 6, 'controls': 1, 'progress': 'none'}
+  settings = {'sample_shape': (8, 8, 1), 'num_samples': 6, 'controls': 1, 'progress': 'none'}
   found = gl.attack(jax.random.key(1), model, variables, update, attacks=[gl.attacks.peeling()], **settings)
   (one,) = found.inversions
-  shown = [max(float(gl.metrics.psnr(other[None], image[None])[0]) for other in one.images) for image in images]
+  shown = [max(float(gl.metrics.psnr(other[None], image[None])[0]) for other in one.samples) for image in images]
   assert sum(value > 40 for value in shown) >= 3  # its pixels, not what the network makes of them
 
 
 @pytest.fixture(scope='module')
 def victim(digits):
-  """(layers, gradient in float64, images, labels) of a batch of eight."""
+  """(layers, gradient in float64, samples, targets) of a batch of eight."""
   images, labels = digits[0][:8], digits[1][:8]
   layers = dense(2, 64, 256, 10)
   return layers, gradient(layers, images, labels), images, labels

@@ -137,8 +137,8 @@ def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
 def test_an_image_comes_back_through_two_blocks(digits):
   client, seen = observed(digits, Small(2))
   found = attacked(client, seen)
-  assert found.images.shape == (1, 8, 8, 1) and found.labels.tolist() == digits[1][:1].tolist()
-  ranking = [correlation(found.images, one) for one in digits[0][:1000]]
+  assert found.samples.shape == (1, 8, 8, 1) and found.labels.tolist() == digits[1][:1].tolist()
+  ranking = [correlation(found.samples, one) for one in digits[0][:1000]]
   assert np.argmax(ranking) == 0 and ranking[0] > 0.9
 
 
@@ -150,8 +150,8 @@ def test_noise_of_the_same_norm_gives_nothing(digits, blocks):
   noise = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape), seen.update)
   noise = jax.tree.map(lambda x: x * trees.norm(seen.update) / trees.norm(noise), noise)
   found = attacked(client, Observation(**{**vars(seen), 'update': noise}), iterations=2)
-  assert np.isfinite(found.images).all() and found.images.any() == (blocks == 1)
-  assert blocks == 2 or abs(correlation(found.images, digits[0][0])) < 0.5
+  assert np.isfinite(found.samples).all() and found.samples.any() == (blocks == 1)
+  assert blocks == 2 or abs(correlation(found.samples, digits[0][0])) < 0.5
 
 
 def test_the_steps_of_a_search_are_none_of_a_form_on_the_host():
@@ -176,7 +176,7 @@ def test_the_steps_of_a_search_are_none_of_a_form_on_the_host():
 def test_an_upload_that_is_not_finite_gives_nothing(digits):
   client, seen = observed(digits, Small())
   found = attacked(client, Observation(**{**vars(seen), 'update': jax.tree.map(lambda x: x * np.nan, seen.update)}))
-  assert not found.images.any() and found.labels.tolist() == [-1]
+  assert not found.samples.any() and found.labels.tolist() == [-1]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_its_negentropy_separates_what_is_sparser_than_noise_and_what_is_not(coc
 
 @pytest.fixture(scope='module')
 def victim(small_images):
-  """(`Client`, variables, gradient, images, labels) of a batch of sixteen digits; the weights are new."""
+  """(`Client`, variables, gradient, samples, targets) of a batch of sixteen digits; the weights are new."""
   from sklearn.datasets import load_digits
 
   data = load_digits()

@@ -27,12 +27,12 @@ def problem():
 
 def distance(client, seen, images, place=None, **settings):
   matching = attacks.csdlg(steps=1, tv=0.0, **settings)(client).init.__self__
-  return float(matching.losses(seen, images, seen.labels, None, place)[1])
+  return float(matching.losses(seen, images, seen.targets, None, place)[1])
 
 
 def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
   client, seen, images = problem
-  gradient = client.gradient(seen.variables, images, seen.labels)
+  gradient = client.gradient(seen.variables, images, seen.targets)
   expected = 1 - trees.cosine(simulation.reverse(gradient), seen.update)
   found = distance(client, seen, images, match='approximation')
   np.testing.assert_allclose(found, expected, rtol=1e-3)
@@ -46,11 +46,11 @@ def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
   ends = {place: distance(client, seen, images, jnp.float32(place), match='surrogate') for place in (-80, 0, 80)}
   assert ends[-80] == pytest.approx(distance(client, seen, images, match='approximation'), rel=1e-3)
   moved = jax.tree.map(jnp.add, seen.variables['params'], seen.update)
-  gradient = client.gradient({'params': moved}, images, seen.labels)
+  gradient = client.gradient({'params': moved}, images, seen.targets)
   np.testing.assert_allclose(ends[80], 1 - trees.cosine(simulation.reverse(gradient), seen.update), rtol=1e-3)
   assert ends[0] < 0.7 * min(ends[-80], ends[80])
   place = jax.grad(lambda p: attacks.csdlg(steps=1, match='surrogate')(client).init.__self__.losses(
-    seen, images, seen.labels, None, p)[1])(jnp.float32(-20.0))  # fmt: skip
+    seen, images, seen.targets, None, p)[1])(jnp.float32(-20.0))  # fmt: skip
   assert float(place) < 0  # downhill is towards the middle
 
 
@@ -61,7 +61,7 @@ def test_assumptions_about_the_training_change_the_simulation_alone(problem):
     assert distance(client, seen, images, **wrong) > exact + 1e-5, wrong
   assert distance(client, seen, images, epochs=2, batch_size=2, rate=1.0) == exact
   own = dataclasses.replace(client, optimizer=optax.sgd(0.05 / 5))
-  there = own.local_update(None, seen.variables, images, seen.labels).update
+  there = own.local_update(None, seen.variables, images, seen.targets).update
   np.testing.assert_allclose(
     distance(own, dataclasses.replace(seen, update=there), images), distance(own, seen, images, rate=5.0), atol=1e-6
   )
@@ -78,7 +78,7 @@ def test_epochs_with_samples_of_their_own(problem):
   state = jax.jit(attack.init)(jax.random.key(2), seen)
   assert state.dummy['images'].shape == (8, *SHAPE[1:])
   state, info = jax.jit(attack.step)(state, seen)
-  assert jax.jit(attack.reconstruct)(state, seen).images.shape == SHAPE and np.isfinite(float(info['objective']))
+  assert jax.jit(attack.reconstruct)(state, seen).samples.shape == SHAPE and np.isfinite(float(info['objective']))
   uneven = dataclasses.replace(client, batch_size=3)
   with pytest.raises(errors.UsageError, match="orders='free'"):
     distance(uneven, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free')
@@ -116,12 +116,12 @@ def test_an_approximation_has_the_scale_of_the_delta(problem):
   client, seen, images = problem
   for steps in (1, 2):
     one = dataclasses.replace(client, epochs=steps, batch_size=None)
-    gradient = one.gradient(seen.variables, images, seen.labels)
-    update = simulation.Simulation('approximation').update(one, seen.variables, images, seen.labels)
+    gradient = one.gradient(seen.variables, images, seen.targets)
+    update = simulation.Simulation('approximation').update(one, seen.variables, images, seen.targets)
     for ours, theirs in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True):
       np.testing.assert_allclose(ours, -0.05 * steps * theirs, rtol=1e-4, atol=1e-9)
   once = dataclasses.replace(client, epochs=1, batch_size=None)
-  delta = once.local_update(None, seen.variables, images, seen.labels)
+  delta = once.local_update(None, seen.variables, images, seen.targets)
   matching = attacks.dga(steps=1, match='approximation')(once).init.__self__
-  observed = Observation(seen.variables, delta.update, seen.labels, Knowledge(share='delta'), SHAPE, CLASSES)
-  assert float(matching.losses(observed, images, seen.labels)[1]) < 1e-6 * float(trees.squared_norm(delta.update))
+  observed = Observation(seen.variables, delta.update, seen.targets, Knowledge(share='delta'), SHAPE, CLASSES)
+  assert float(matching.losses(observed, images, seen.targets)[1]) < 1e-6 * float(trees.squared_norm(delta.update))

@@ -49,8 +49,8 @@ def observed(spec, ids, labels, seed=0, change=None, **settings):
 def attacked(client, observation):
   attack = gl.attacks.span()(client)
   found = attack.reconstruct(attack.init(jax.random.key(0), observation), observation)
-  assert found.images.dtype == np.int32 and found.images.shape == observation.image_shape
-  return sorted(map(tuple, np.asarray(found.images).tolist()))
+  assert found.samples.dtype == np.int32 and found.samples.shape == observation.batch_shape
+  return sorted(map(tuple, np.asarray(found.samples).tolist()))
 
 
 def expected(ids):
@@ -190,10 +190,10 @@ def test_the_last_token_under_a_loss_of_next_tokens(frozen):
   model, _ = texts.network('next', 'gpt', width=64, layers=2)
   kind = of_config(data.settings)
   made = gl.scenario(
-    model, data.images, data.labels, key=jax.random.key(0), modality=kind, loss='next_token', frozen=frozen
+    model, data.samples, data.targets, key=jax.random.key(0), modality=kind, loss='next_token', frozen=frozen
   )
-  ids = np.asarray(made.images[:3])
-  update = jax.jit(made.client.local_update)(None, made.variables, jnp.asarray(ids), made.labels[:3]).update
+  ids = np.asarray(made.samples[:3])
+  update = jax.jit(made.client.local_update)(None, made.variables, jnp.asarray(ids), made.targets[:3]).update
   labels = jnp.zeros((3, *ids.shape[1:], made.client.num_classes))
   observation = Observation(
     made.variables, update, labels, Knowledge(labels='unused'), ids.shape, made.client.num_classes

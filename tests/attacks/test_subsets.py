@@ -65,7 +65,7 @@ def test_its_expectation_is_that_of_the_docstring():
 
   @jax.jit
   def distance(weights):
-    found = client.gradient(seen.variables, DUMMY, seen.labels * weights.reshape(-1, 1))
+    found = client.gradient(seen.variables, DUMMY, seen.targets * weights.reshape(-1, 1))
     return trees.squared_norm(trees.subtract(found, seen.update))
 
   for size in (1, 2, 3):
@@ -125,11 +125,11 @@ def test_a_batch_of_four_is_attacked():
   client, seen = seen_by()
   made = attacks.magia(steps=4 * _KEPT, tv=0.0, subset=2, subset_growth=0)(client)
   state, objectives, found = steps(made, seen, 4 * _KEPT)
-  assert int(found.diverged_step) == -1 and found.images.shape == IMAGES.shape
+  assert int(found.diverged_step) == -1 and found.samples.shape == IMAGES.shape
   assert int(state.optimizer.pairs.stored) > _KEPT  # the line search is not lost where the subset changes
   assert float(found.objective) < 0.1 * objectives[0]
   without = steps(attacks.dlg(steps=4 * _KEPT, tv=0.0)(client), seen, 4 * _KEPT)[2]
-  assert not np.array_equal(found.images, without.images)
+  assert not np.array_equal(found.samples, without.samples)
 
 
 @pytest.mark.slow
@@ -140,9 +140,9 @@ def test_a_weight_of_zero_is_the_attack_without_subsets():
     for settings in ({}, {'subset': 2, 'subset_weight': 0.0})
   )
   np.testing.assert_allclose(with_it[0], without[0], rtol=1e-6)
-  np.testing.assert_allclose(with_it[1].images, without[1].images, atol=1e-5)
+  np.testing.assert_allclose(with_it[1].samples, without[1].samples, atol=1e-5)
   moved = steps(attacks.csdlg_fast(steps=3, seeds=2, subset=2, subset_weight=0.5)(client), seen, 3)[2]
-  assert float(jnp.max(jnp.abs(moved.images - without[1].images))) > 1e-3
+  assert float(jnp.max(jnp.abs(moved.samples - without[1].samples))) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,12 @@ def test_several_starts_are_optimised_together_and_the_nearest_is_kept(dense):
   client, seen = dense
   attack = attacks.csdlg(steps=2, tv=0.0, seeds=3, group=0.0, start='normal')(client)
   state, objective, found = steps(attack, seen)
-  assert state.dummy['images'].shape == (3, *IMAGES.shape) and found.images.shape == IMAGES.shape
+  assert state.dummy['images'].shape == (3, *IMAGES.shape) and found.samples.shape == IMAGES.shape
   matching = attack.init.__self__
   best = jax.jit(lambda: matching.better(state, *matching.evaluate(state.dummy, state, seen), seen)[0]['images'])()
-  losses = jax.jit(lambda start: matching.losses(seen, start, seen.labels)[1])
+  losses = jax.jit(lambda start: matching.losses(seen, start, seen.targets)[1])
   apart = [float(losses(start)) for start in best]
-  np.testing.assert_array_equal(found.images, best[int(np.argmin(apart))])
+  np.testing.assert_array_equal(found.samples, best[int(np.argmin(apart))])
   assert steps(attacks.csdlg(steps=2, tv=0.0, seeds=3, group=5.0, start='normal')(client), seen)[1] > objective
   with pytest.raises(errors.UsageError, match='seeds'):
     attacks.csdlg(seeds=2, decoys=1)(client)
@@ -127,9 +127,9 @@ def test_only_the_largest_entries_are_compared(dense):
   kernel, least = seen.update['Dense_0']['kernel'], thresholds['Dense_0']['kernel']
   assert 0.2 < float(jnp.mean(jnp.abs(kernel) >= least)) < 0.3
   small = jax.tree.map(lambda x, t: jnp.where(jnp.abs(x) < t, -0.5 * x, x), seen.update, thresholds)
-  changed = Observation(seen.variables, small, seen.labels, Knowledge(), IMAGES.shape, 4)
-  assert float(attack.objective(changed, IMAGES, seen.labels)) < 1e-5
-  assert float(attacks.csdlg(steps=2, tv=0.0)(client).objective(changed, IMAGES, seen.labels)) > 1e-3
+  changed = Observation(seen.variables, small, seen.targets, Knowledge(), IMAGES.shape, 4)
+  assert float(attack.objective(changed, IMAGES, seen.targets)) < 1e-5
+  assert float(attacks.csdlg(steps=2, tv=0.0)(client).objective(changed, IMAGES, seen.targets)) > 1e-3
 
 
 def test_sharpness_adds_the_derivative_of_the_gradients_norm(dense):
@@ -181,7 +181,7 @@ def test_every_term_is_added_with_its_weight(name, normed):
 def test_a_term_says_what_it_needs(dense):
   attack = attacks.csdlg(steps=2, batch_norm=0.1)(dense[0])
   with pytest.raises(errors.UsageError, match='batch_norm needs a model with BatchNorm'):
-    attack.objective(dense[1], IMAGES, dense[1].labels)
+    attack.objective(dense[1], IMAGES, dense[1].targets)
   with pytest.raises(errors.UsageError, match=r'denoising is 0\.1, expected a Denoising'):
     matching.gradient_matching(dense[0], optax.sgd(0.1), 2, denoising=0.1)
 
@@ -224,18 +224,18 @@ def test_a_term_of_ones_own_is_one_function_and_one_entry(dense, monkeypatch, tm
     (lambda **settings: generated.ggl(population=4, **made, **settings)(client), held),
   ):
     with_it, without = (
-      make(**settings).objective(observation, IMAGES, seen.labels) for settings in ({'grey': 3.0}, {})
+      make(**settings).objective(observation, IMAGES, seen.targets) for settings in ({'grey': 3.0}, {})
     )
     np.testing.assert_allclose(with_it - without, 3 * grey(IMAGES, None), rtol=1e-4)
     with pytest.raises(errors.UsageError, match='grey is 11'):
       make(grey=11.0)
   near, far = (steps(searched(start='uniform', **settings), seen, 2)[2] for settings in ({'grey': 10.0}, {}))
-  assert grey(near.images, None) < grey(far.images, None)
+  assert grey(near.samples, None) < grey(far.samples, None)
   with pytest.raises(errors.UsageError, match='grey is not for a search with decoys'):
     now.csdlg(grey=1.0, decoys=1)(client)
   assert searched(ours=0.1).auxiliary_data and not searched().auxiliary_data
   with pytest.raises(errors.UsageError, match='ours needs auxiliary data'):
-    searched(ours=0.1).objective(seen, IMAGES, seen.labels)
+    searched(ours=0.1).objective(seen, IMAGES, seen.targets)
   assert entry.about == 'weight of the mean squared distance from grey'
   monkeypatch.undo()
   with pytest.raises(errors.UsageError, match='grey'):

@@ -21,7 +21,7 @@ KEY = jax.random.key(3)
 
 def observed(scenario, number=1, first=0, **known):
   """Returns the `Observation` of some notes."""
-  samples, labels = (jnp.asarray(x[first : first + number]) for x in (scenario.images, scenario.labels))
+  samples, labels = (jnp.asarray(x[first : first + number]) for x in (scenario.samples, scenario.targets))
   client = scenario.client
   update = jax.jit(client.local_update)(None, scenario.variables, samples, labels).update
   encoded = client.loss.targets.encode(labels, client.num_classes, jnp.float32)
@@ -49,9 +49,9 @@ def scenario():
 def test_tag_reads_a_note(scenario):
   observation, samples = observed(scenario)
   found = whole(gl.attacks.tag(steps=120, decay='cosine')(scenario.client), observation)
-  assert found.images.dtype == jnp.int32 and found.images.shape == samples.shape
+  assert found.samples.dtype == jnp.int32 and found.samples.shape == samples.shape
   assert float(found.objective) < 0.2 * float(found.objective_start)
-  assert (np.asarray(found.images) == np.asarray(samples)).mean() >= 0.8
+  assert (np.asarray(found.samples) == np.asarray(samples)).mean() >= 0.8
 
 
 def test_noise_in_place_of_an_upload_shows_nothing(scenario):
@@ -60,14 +60,14 @@ def test_noise_in_place_of_an_upload_shows_nothing(scenario):
   found = whole(
     gl.attacks.tag(steps=60, decay='cosine')(scenario.client), dataclasses.replace(observation, update=noise)
   )
-  assert (np.asarray(found.images) == np.asarray(samples)).mean() <= 0.3
+  assert (np.asarray(found.samples) == np.asarray(samples)).mean() <= 0.3
 
 
 def test_what_is_not_finite_is_no_token(scenario):
   observation, _ = observed(scenario)
   dead = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), observation.update)
   found = whole(gl.attacks.tag(steps=2)(scenario.client), dataclasses.replace(observation, update=dead))
-  assert int(found.diverged_step) == 0 and (np.asarray(found.images) == -1).all()
+  assert int(found.diverged_step) == 0 and (np.asarray(found.samples) == -1).all()
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_the_objective_is_zero_at_the_truth(relaxation):
     gl.attacks.lamp(relaxation=relaxation, steps=2, starts=1),
   ):
     attack = method(made.client)
-    at_truth = float(attack.objective(observation, samples, observation.labels))
+    at_truth = float(attack.objective(observation, samples, observation.targets))
     start = float(whole(attack, dataclasses.replace(observation, prepared=prior(made))).objective_start)
     if relaxation == 'softmax':  # of embeddings the term of their size is left in LAMP's
       assert abs(at_truth) < 1e-5 * max(1.0, start)
@@ -93,7 +93,7 @@ def prior(scenario):
 
 def test_embeddings_and_probabilities_are_settled_on_their_tokens(scenario):
   kind, client = scenario.client.modality, scenario.client
-  samples = jnp.asarray(scenario.images[:3])
+  samples = jnp.asarray(scenario.samples[:3])
   for name in ('softmax', 'embeddings'):
     form = kind.relaxation(name, client.model)
     relaxed = form.relaxed(samples, scenario.variables)
@@ -194,7 +194,7 @@ def test_lamp_alternates(scenario):
   observation, samples = observed(scenario, prepared=None)
   observation = dataclasses.replace(observation, prepared=prior(scenario))
   found = whole(gl.attacks.lamp(steps=120, starts=2, moves=2, every=20)(scenario.client), observation)
-  assert (np.asarray(found.images) == np.asarray(samples)).mean() >= 0.5
+  assert (np.asarray(found.samples) == np.asarray(samples)).mean() >= 0.5
   with pytest.raises(gl.UsageError, match='lamp'):
     gl.attacks.lamp(moves=0)
 

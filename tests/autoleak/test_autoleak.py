@@ -52,8 +52,8 @@ def scenario():
   test, train = (gl.data.load('digits', split, limit=160) for split in ('test', 'train'))
   model = gl.models.create('mlp(widths=16)', 10, init='explicit')
   return gl.scenario(
-    model, test.images[:3], test.labels[:3], key=jax.random.key(0), dataset='digits', gallery=test.images[3:],
-    public=(train.images[:16], train.labels[:16]),
+    model, test.samples[:3], test.targets[:3], key=jax.random.key(0), dataset='digits', gallery=test.samples[3:],
+    public=(train.samples[:16], train.targets[:16]),
   )  # fmt: skip
 
 
@@ -187,16 +187,16 @@ def test_a_list_without_labels_is_ranked_by_every_label(scenario):
 def test_what_shows_without_any_upload(scenario):
   made = {one['baseline']: one for one in baseline.baselines(scenario, 3, 1)}
   assert list(made) == ['grey image', 'class mean', 'nearest public image']
-  truth = scenario.images[:3]
+  truth = scenario.samples[:3]
   grey = 10 * np.log10(1 / np.mean((truth - 0.5) ** 2, axis=(1, 2, 3)))
   assert made['grey image']['score'] == pytest.approx(grey.mean(), rel=1e-5)
   public = scenario.public[0].reshape(16, -1)
   apart = [np.mean((public - one.ravel()) ** 2, axis=1).min() for one in truth]
   assert made['nearest public image']['score'] == pytest.approx(np.mean(-10 * np.log10(apart)), rel=1e-5)
-  own = scenario._replace(public=(np.asarray(truth), scenario.labels[:3]))
+  own = scenario._replace(public=(np.asarray(truth), scenario.targets[:3]))
   held = {one['baseline']: one for one in baseline.baselines(own, 3, 1)}['nearest public image']
   assert (held['exact'], held['recognisable'], held['named'], held['trials']) == (3, 3, 3, 3)
-  alone = own._replace(public=(np.asarray(truth[:1]), scenario.labels[:1]))
+  alone = own._replace(public=(np.asarray(truth[:1]), scenario.targets[:1]))
   mean = {one['baseline']: one for one in baseline.baselines(alone, 3, 1)}['class mean']
   assert mean['exact'] == 1 == mean['recognisable']
   assert [one['baseline'] for one in baseline.baselines(scenario._replace(public=None), 3, 1)] == ['grey image']
@@ -206,7 +206,7 @@ def test_a_modality_without_an_ensemble_is_refused():
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(MODULE, 'ENSEMBLES', {'tables': ()})
     test = gl.data.load('digits', 'test', limit=2)
-    one = gl.scenario(gl.models.mlp(10, widths=8), test.images, test.labels, key=jax.random.key(0))
+    one = gl.scenario(gl.models.mlp(10, widths=8), test.samples, test.targets, key=jax.random.key(0))
     with pytest.raises(gl.UsageError, match='AutoLeak-2 has ensembles for tables, and none for images'):
       gl.autoleak(jax.random.key(0), one, None, 1)
 
@@ -424,7 +424,7 @@ def test_every_stage_runs_on_a_network_with_convolutions(scenario):
   """Closed forms and traps name the layer that they miss; no setting of the ensemble is wrong."""
   model = gl.models.create('lenet', 10, init='explicit')
   public = tuple(np.concatenate([each] * 7) for each in scenario.public)  # as many as a generator needs
-  other = gl.scenario(model, scenario.images, scenario.labels, key=jax.random.key(0), dataset='digits', public=public)
+  other = gl.scenario(model, scenario.samples, scenario.targets, key=jax.random.key(0), dataset='digits', public=public)
   run_of = MODULE._Run(jax.random.key(1), other, {'none': None}, 2, 1, True, None, 'none')
   for one in (stage for stage in ensemble.ENSEMBLES['images'] if isinstance(stage, ensemble.Stage)):
     settings = gl.AuditSettings(restarts=one.restarts, rounds=one.rounds, labels='known', controls=2)

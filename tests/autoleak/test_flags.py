@@ -20,7 +20,7 @@ def digits():
 @pytest.fixture(scope='module')
 def scenario(digits):
   model = gl.models.create('mlp(widths=16)', 10, init='explicit')
-  return gl.scenario(model, digits.images, digits.labels, key=jax.random.key(0), dataset='digits')
+  return gl.scenario(model, digits.samples, digits.targets, key=jax.random.key(0), dataset='digits')
 
 
 def sign():
@@ -81,7 +81,7 @@ def test_dropping_without_chance_is_not_flagged(scenario):
 
 
 def test_one_private_image_is_enough(scenario):
-  alone = scenario._replace(images=scenario.images[:1], labels=scenario.labels[:1])
+  alone = scenario._replace(samples=scenario.samples[:1], targets=scenario.targets[:1])
   frozen_noise = gl.defenses.wrap(frozen(0.1), place='upload', label='frozen', random=True)
   assert any(flags.FROZEN in said for said in flags.of_uploads(jax.random.key(1), alone, frozen_noise, 1))
   assert flags.of_uploads(jax.random.key(1), alone, gl.defenses.gaussian(stddev=0.1), 1) == []
@@ -90,9 +90,9 @@ def test_one_private_image_is_enough(scenario):
 def stopped(digits):
   """A network whose features pass no derivative on to the image: its updates tell all, and descent sees none of it."""
 
-  def init(key, image_shape):
+  def init(key, sample_shape):
     keys = jax.random.split(key)
-    pixels = int(np.prod(image_shape))
+    pixels = int(np.prod(sample_shape))
     return {'a': 0.5 * jax.random.normal(keys[0], (pixels, 8)), 'b': 0.5 * jax.random.normal(keys[1], (8, 10))}
 
   def apply(params, images):
@@ -100,7 +100,7 @@ def stopped(digits):
     return jax.nn.sigmoid(flat @ params['a']) @ params['b']
 
   model = gl.models.from_functions(init, apply)
-  return gl.scenario(model, digits.images, digits.labels, key=jax.random.key(0), dataset='digits')
+  return gl.scenario(model, digits.samples, digits.targets, key=jax.random.key(0), dataset='digits')
 
 
 def test_an_objective_without_gradient_is_flagged(digits):
@@ -120,7 +120,7 @@ def test_an_objective_without_gradient_is_flagged(digits):
 def test_an_undefended_attack_that_fails_is_flagged_with_how_noise_turns_the_update(scenario):
   (fails,) = flags.of_undefended(jax.random.key(0), scenario, [row(), row()], 1)
   turned = gl.federated.roughness(
-    jax.random.key(0), scenario.client, scenario.variables, scenario.images[:8], scenario.labels[:8], stddevs=(0.01,)
+    jax.random.key(0), scenario.client, scenario.variables, scenario.samples[:8], scenario.targets[:8], stddevs=(0.01,)
   )
   assert fails.startswith(flags.FAILS) and fails.endswith(f'by a cosine distance of {turned[0.01]:.2g}')
   assert flags.of_undefended(jax.random.key(0), scenario, [row(), row(success=True)], 1) == []

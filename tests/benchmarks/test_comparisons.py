@@ -21,7 +21,7 @@ def make(spec, steps=8):
   ours = setting.make(spec, 'csdlg', steps, images, 1)
   scenario = ours.scenario
   network = pytorch.prepare(spec, scenario.client.model, scenario.variables, (20, 20, 3), scenario.client.num_classes)
-  trial = pytorch.Trial(ours.truth()[0], int(scenario.labels[0]), setting.starts(ours)[0])
+  trial = pytorch.Trial(ours.truth()[0], int(scenario.targets[0]), setting.starts(ours)[0])
   return ours, network.cpu(), trial
 
 
@@ -64,7 +64,7 @@ def test_it_recovers_as_ours_does(torch):
   ours, network, trial = make('lenet', steps=60)
   found = pytorch.attack(network, trial, pytorch.settings(ours.method, 60), 'cpu')
   mine = setting.run(ours, 1, 1, jax.local_devices()[:1], compared=1)
-  assert ours.psnr(found.image[np.newaxis]) == pytest.approx(ours.psnr(mine.images), abs=1)
+  assert ours.psnr(found.image[np.newaxis]) == pytest.approx(ours.psnr(mine.samples), abs=1)
 
 
 def test_breaching_attacks_the_same(torch):

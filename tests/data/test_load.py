@@ -14,12 +14,12 @@ def test_faces_are_the_first_and_the_other_halves():
   pixels = skimage.data.lfw_subset()
   test, train = data.load('faces'), data.load('faces', 'train')
   for dataset, start in ((test, 0), (train, 50)):
-    assert dataset.images.shape == (100, 25, 25, 1)
-    assert dataset.images.dtype == np.float32
-    assert dataset.labels.dtype == np.int32
-    np.testing.assert_array_equal(dataset.labels, [1] * 50 + [0] * 50)
-    np.testing.assert_allclose(dataset.images[:50, ..., 0], pixels[start : start + 50], atol=1e-6)
-    np.testing.assert_allclose(dataset.images[50:, ..., 0], pixels[100 + start : 150 + start], atol=1e-6)
+    assert dataset.samples.shape == (100, 25, 25, 1)
+    assert dataset.samples.dtype == np.float32
+    assert dataset.targets.dtype == np.int32
+    np.testing.assert_array_equal(dataset.targets, [1] * 50 + [0] * 50)
+    np.testing.assert_allclose(dataset.samples[:50, ..., 0], pixels[start : start + 50], atol=1e-6)
+    np.testing.assert_allclose(dataset.samples[50:, ..., 0], pixels[100 + start : 150 + start], atol=1e-6)
   assert (test.name, test.split) == ('faces', 'test')
   assert test.class_names == ('non-face', 'face')
   assert test.num_classes == 2
@@ -28,33 +28,33 @@ def test_faces_are_the_first_and_the_other_halves():
 def test_the_gallery_of_faces_is_all_of_them_and_each_class_a_kind_of_its_own():
   for split in ('test', 'train'):
     found = data.gallery('faces', split)
-    assert found.by_class and found.images.shape == (200, 25, 25, 1) and found.labels.sum() == 100
-    assert {image.tobytes() for image in found.images} == {
-      image.tobytes() for each in ('test', 'train') for image in data.load('faces', each).images
+    assert found.by_class and found.samples.shape == (200, 25, 25, 1) and found.targets.sum() == 100
+    assert {image.tobytes() for image in found.samples} == {
+      image.tobytes() for each in ('test', 'train') for image in data.load('faces', each).samples
     }
   assert found.named(1) == 'face'
   digits = data.gallery('digits')
-  assert not digits.by_class and len(digits.images) == 1001 and len(np.unique(digits.labels)) == 10
+  assert not digits.by_class and len(digits.samples) == 1001 and len(np.unique(digits.targets)) == 10
   assert data.gallery('digits', most=7, by_class=True).by_class
-  np.testing.assert_array_equal(data.gallery('digits', most=7).images, data.load('digits', limit=7).images)
+  np.testing.assert_array_equal(data.gallery('digits', most=7).samples, data.load('digits', limit=7).samples)
 
 
 def test_digits_splits_are_disjoint_and_complete():
   original = sklearn.datasets.load_digits()
   train, test = data.load('digits', 'train'), data.load('digits')
-  assert len(test.images) == 500
-  np.testing.assert_array_equal(np.concatenate([train.images, test.images])[..., 0] * 16, original.images)
-  np.testing.assert_array_equal(np.concatenate([train.labels, test.labels]), original.target)
+  assert len(test.samples) == 500
+  np.testing.assert_array_equal(np.concatenate([train.samples, test.samples])[..., 0] * 16, original.images)
+  np.testing.assert_array_equal(np.concatenate([train.targets, test.targets]), original.target)
   assert test.class_names == tuple('0123456789')
 
 
 def test_limit_size_and_channels():
   whole = data.load('digits')
   few = data.load('digits', limit=3)
-  np.testing.assert_array_equal(few.images, whole.images[:3])
-  np.testing.assert_array_equal(few.labels, whole.labels[:3])
-  assert data.load('digits', limit=3, image_size=16, channels=3).images.shape == (3, 16, 16, 3)
-  assert data.load('digits', limit=500).images.shape == whole.images.shape
+  np.testing.assert_array_equal(few.samples, whole.samples[:3])
+  np.testing.assert_array_equal(few.targets, whole.targets[:3])
+  assert data.load('digits', limit=3, image_size=16, channels=3).samples.shape == (3, 16, 16, 3)
+  assert data.load('digits', limit=500).samples.shape == whole.samples.shape
 
 
 @pytest.mark.parametrize(

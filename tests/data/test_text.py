@@ -59,11 +59,11 @@ def test_a_vocabulary_that_is_not_kept_shows_numbers():
 
 def test_arrays_of_texts(tmp_path):
   data = gl.data.load('notes', limit=7, length=12)
-  assert data.images.shape == (7, 12) and data.images.dtype == np.int32 and data.num_classes == 5
+  assert data.samples.shape == (7, 12) and data.samples.dtype == np.int32 and data.num_classes == 5
   assert data.known == {'vocabulary': data.settings['tokeniser']['size'], 'padding': 0, 'length': 12}
   assert 'are cut' in data.notes[0]
-  assert len(gl.data.gallery('notes').images) == 1001
-  assert gl.data.load('notes', limit=2, tokeniser='bytes').images.shape == (2, 128)
+  assert len(gl.data.gallery('notes').samples) == 1001
+  assert gl.data.load('notes', limit=2, tokeniser='bytes').samples.shape == (2, 128)
   with pytest.raises(gl.UsageError, match='2001 texts are asked for'):
     gl.data.load('notes', limit=2001)
   with pytest.raises(gl.UsageError, match='split of notes'):
@@ -89,7 +89,7 @@ def test_files_with_labels(tmp_path, name, content):
   found = gl.data.load(f'text:{path}', 'test', length=3)
   assert (
     found.settings['tokeniser']['unknown'] == 2
-    and found.images[0, 0] == 2
+    and found.samples[0, 0] == 2
     and 'not in the vocabulary' in found.notes[0]
   )
 
@@ -98,7 +98,7 @@ def test_files_of_lines_and_folders(tmp_path):
   (tmp_path / 'train.txt').write_text('\n'.join(LINES) + '\n\n')
   (tmp_path / 'dev.txt').write_text(LINES[0])
   assert text.read(f'text:{tmp_path}', 'train').size == 4
-  assert gl.data.load(f'text:{tmp_path}', 'dev', length=5).images.shape == (1, 5)
+  assert gl.data.load(f'text:{tmp_path}', 'dev', length=5).samples.shape == (1, 5)
   with pytest.raises(gl.UsageError, match=r'split of text.*did you mean|valid: dev, train'):
     text.read(f'text:{tmp_path}', 'test')
   with pytest.raises(gl.UsageError, match='no file'):
@@ -115,7 +115,7 @@ def test_a_tokeniser_that_is_trained(tmp_path):
   pytest.importorskip('tokenizers')
   found = gl.data.load('notes', limit=4, tokeniser='bpe:400', length=64)
   made = tokenisers.restored(found.settings['tokeniser'])
-  assert made.size == 400 and made.decode(found.images[0]) == notes.note('test', 0)[0]
+  assert made.size == 400 and made.decode(found.samples[0]) == notes.note('test', 0)[0]
   path = tmp_path / 'tokenizer.json'
   path.write_text(made.source)
   again = tokenisers.from_file(path)

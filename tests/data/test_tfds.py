@@ -88,24 +88,24 @@ def prepared(tmp_path_factory):
 @pytest.mark.parametrize('name', ['mnist', 'mnist:3.0.1'])
 def test_prepared_dataset_is_read_exactly(prepared, name):
   dataset = data.load(name, 'train', data_dir=prepared.root)
-  np.testing.assert_array_equal(np.rint(dataset.images[..., 0] * 255), prepared.grey[:300])
-  np.testing.assert_array_equal(dataset.labels, np.arange(300) % 10)
-  assert dataset.images.dtype == np.float32
-  assert dataset.labels.dtype == np.int32
+  np.testing.assert_array_equal(np.rint(dataset.samples[..., 0] * 255), prepared.grey[:300])
+  np.testing.assert_array_equal(dataset.targets, np.arange(300) % 10)
+  assert dataset.samples.dtype == np.float32
+  assert dataset.targets.dtype == np.int32
   assert dataset.class_names == tuple('0123456789')
-  assert len(data.load(name, data_dir=prepared.root).images) == 7
+  assert len(data.load(name, data_dir=prepared.root).samples) == 7
 
 
 def test_splits_may_be_slices(prepared):
   dataset = data.load('mnist', 'train[10:20]+test', data_dir=prepared.root, limit=12)
   expected = np.concatenate([prepared.grey[10:20], prepared.grey[300:302]])
-  np.testing.assert_array_equal(np.rint(dataset.images[..., 0] * 255), expected)
+  np.testing.assert_array_equal(np.rint(dataset.samples[..., 0] * 255), expected)
 
 
 def test_features_may_have_other_names(prepared):
   dataset = data.load('shapes/rgb', 'validation', data_dir=prepared.root, limit=1)
-  np.testing.assert_array_equal(np.rint(dataset.images[0] * 255), prepared.colour[0])
-  assert dataset.labels.tolist() == [1]
+  np.testing.assert_array_equal(np.rint(dataset.samples[0] * 255), prepared.colour[0])
+  assert dataset.targets.tolist() == [1]
   assert dataset.class_names == ('disc', 'box')
 
 
@@ -119,7 +119,7 @@ def test_a_folder_is_recognised(tmp_path, monkeypatch):
 def test_differing_sizes_need_image_size(prepared):
   with pytest.raises(errors.UsageError, match='image 0 has 6×9 pixels, image 1 8×8: pass image_size'):
     data.load('shapes/rgb', 'validation', data_dir=prepared.root)
-  assert data.load('shapes/rgb', 'validation', data_dir=prepared.root, image_size=8).images.shape == (2, 8, 8, 3)
+  assert data.load('shapes/rgb', 'validation', data_dir=prepared.root, image_size=8).samples.shape == (2, 8, 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_mock_data():
 
   with tensorflow_datasets.testing.mock_data(num_examples=5):
     dataset = data.load('emnist/letters', 'train', limit=3)
-  assert dataset.images.shape == (3, 28, 28, 1)
+  assert dataset.samples.shape == (3, 28, 28, 1)
   assert dataset.num_classes == 37
 
 
@@ -210,15 +210,15 @@ def test_prepared_lists_what_is_there(prepared, tmp_path):
 
 def test_real_cifar10(test_data):
   dataset = data.load('cifar10', 'train', data_dir=test_data / 'tfds', limit=5000)
-  assert dataset.images.shape == (5000, 32, 32, 3)
+  assert dataset.samples.shape == (5000, 32, 32, 3)
   # The published means of the whole training set.
-  np.testing.assert_allclose(dataset.images.mean((0, 1, 2)), [0.4914, 0.4822, 0.4465], atol=0.01)
-  assert np.bincount(dataset.labels).min() > 400
+  np.testing.assert_allclose(dataset.samples.mean((0, 1, 2)), [0.4914, 0.4822, 0.4465], atol=0.01)
+  assert np.bincount(dataset.targets).min() > 400
 
 
 def test_real_fashion_mnist(test_data):
   dataset = data.load('fashion_mnist', data_dir=test_data / 'tfds')
-  assert dataset.images.shape == (10000, 28, 28, 1)
+  assert dataset.samples.shape == (10000, 28, 28, 1)
   assert dataset.class_names[0] == 'T-shirt/top'
-  np.testing.assert_array_equal(np.bincount(dataset.labels), [1000] * 10)
-  assert abs(dataset.images.mean() - 0.2868) < 1e-3
+  np.testing.assert_array_equal(np.bincount(dataset.targets), [1000] * 10)
+  assert abs(dataset.samples.mean() - 0.2868) < 1e-3

@@ -85,8 +85,8 @@ def test_the_state_goes_from_round_to_round(linear):
     client = gl.Client(linear.client.model, 10, share='delta', upload=defenses.gaussian(stddev=0.05))
     federation = simulation.Federation(
       client,
-      linear.images,
-      linear.labels,
+      linear.samples,
+      linear.targets,
       [np.arange(4), np.arange(4, 8)],
       2,
       chain=defenses.compensation(stddev=0.05, ratio=1.0, memory=memory),

@@ -25,8 +25,8 @@ KEY = jax.random.key(5)
 class Setting:
   client: Client
   variables: dict
-  images: jax.Array
-  labels: jax.Array
+  samples: jax.Array
+  targets: jax.Array
   gradient: dict
 
 
@@ -59,8 +59,8 @@ def flat(tree):
 
 def unlike(setting):
   """Images and labels other than the sensitive ones."""
-  images = jax.random.normal(jax.random.key(3), setting.images.shape)
-  return images, jnp.roll(setting.labels, 3, axis=1)
+  images = jax.random.normal(jax.random.key(3), setting.samples.shape)
+  return images, jnp.roll(setting.targets, 3, axis=1)
 
 
 def cosine(a, b):
@@ -85,7 +85,7 @@ def single(setting, images, labels):
 
 def conceal(setting, key=KEY, weights=WEIGHTS, images=None, **changed):
   """Returns (defended update, state) of the three samples, the first two of which are sensitive."""
-  images = setting.images if images is None else images
+  images = setting.samples if images is None else images
   chosen = {'steps': STEPS, 'sensitive': 2, 'projection': False, **changed}
   defense = defenses.concealment(setting.client, **chosen)
   params = setting.variables['params']
@@ -94,7 +94,7 @@ def conceal(setting, key=KEY, weights=WEIGHTS, images=None, **changed):
     defense.init(params),
     params,
     key=key,
-    batch=(images, setting.labels),
+    batch=(images, setting.targets),
     weights=jnp.asarray(weights, jnp.float32),
     variables=setting.variables,
   )
@@ -102,14 +102,14 @@ def conceal(setting, key=KEY, weights=WEIGHTS, images=None, **changed):
 
 def concealed(setting, count=2, **changed):
   key = jax.random.fold_in(KEY, zlib.crc32(b'concealment'))
-  own = setting.images[:count], setting.labels[:count]
+  own = setting.samples[:count], setting.targets[:count]
   return defenses.concealed_samples(setting.client, setting.variables, key, *own, **{'steps': STEPS, **changed})
 
 
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])
 def test_the_objective_is_equation_9(network, settings):
   setting = settings[network]
-  own, other = (setting.images, setting.labels), unlike(setting)
+  own, other = (setting.samples, setting.targets), unlike(setting)
   look = jax.jit(lambda image, label: view(setting.client, setting.variables, image, label))
   compiled = jax.jit(objective)
   pairs = zip(single(setting, *other), single(setting, *own), strict=True)
@@ -138,7 +138,7 @@ def test_the_concealed_samples_follow_adam_with_its_decays(settings):
     images, labels = concealed(setting, learning_rate=0.2, box=box, **weights)
     assert (float(images.min()) >= 0 and float(images.max()) <= 1) == box
     for i in range(2):
-      own = setting.images[i], setting.labels[i]
+      own = setting.samples[i], setting.targets[i]
       x, y = start_point(jax.random.fold_in(key, i), own[0], 10, None, start='noise', mixup=False)
       np.testing.assert_array_equal(labels[i], y)
       x, m, v = np.asarray(x, np.float64), 0.0, 0.0
@@ -156,19 +156,19 @@ def test_the_objective_falls_and_the_images_are_driven_apart(settings):
 
   def distance_and_value(lambda_x):
     images, labels = concealed(setting, dissimilarity=lambda_x, steps=40)
-    looks = zip(single(setting, images, labels), single(setting, setting.images[:2], setting.labels[:2]), strict=True)
-    apart = np.linalg.norm(np.asarray(images - setting.images[:2], np.float64).reshape(2, -1), axis=1)
+    looks = zip(single(setting, images, labels), single(setting, setting.samples[:2], setting.targets[:2]), strict=True)
+    apart = np.linalg.norm(np.asarray(images - setting.samples[:2], np.float64).reshape(2, -1), axis=1)
     cosines = np.array([cosine(gradient, gradient_s) for (_, gradient), (_, gradient_s) in looks])
     return apart, 1 - cosines + np.exp(-lambda_x * apart), cosines
 
   key = jax.random.fold_in(KEY, zlib.crc32(b'concealment'))
   starts = [
-    start_point(jax.random.fold_in(key, i), setting.images[i], 10, None, start='noise', mixup=False) for i in range(2)
+    start_point(jax.random.fold_in(key, i), setting.samples[i], 10, None, start='noise', mixup=False) for i in range(2)
   ]
   images, labels = (jnp.stack(part) for part in zip(*starts, strict=True))
-  looks = zip(single(setting, images, labels), single(setting, setting.images[:2], setting.labels[:2]), strict=True)
+  looks = zip(single(setting, images, labels), single(setting, setting.samples[:2], setting.targets[:2]), strict=True)
   before = np.array([cosine(gradient, gradient_s) for (_, gradient), (_, gradient_s) in looks])
-  apart_before = np.linalg.norm(np.asarray(images - setting.images[:2], np.float64).reshape(2, -1), axis=1)
+  apart_before = np.linalg.norm(np.asarray(images - setting.samples[:2], np.float64).reshape(2, -1), axis=1)
   free, pulled = distance_and_value(0.0), distance_and_value(0.05)
   assert (free[2] > before).all()  # without any other pull, gradients come nearer
   assert (pulled[0] > apart_before + 5).all() and (pulled[0] > free[0] + 5).all()
@@ -185,10 +185,10 @@ def test_the_mixture_is_equation_10_halved(network, settings):
     def run(images):
       return setting.client.model.apply({**setting.variables, 'params': params}, images, True, None)[0]
 
-    union = jnp.concatenate([setting.images, dummies])
+    union = jnp.concatenate([setting.samples, dummies])
     logits = run(union) if network == 'convnet' else jax.vmap(lambda image: run(image[None])[0])(union)
     logits = jnp.concatenate([logits, logits[3:]])
-    labels = jnp.concatenate([setting.labels, dummy_labels, setting.labels[:2]])
+    labels = jnp.concatenate([setting.targets, dummy_labels, setting.targets[:2]])
     return -jnp.sum(labels * jax.nn.log_softmax(logits), axis=1)
 
   row = jax.jit(jax.grad(lambda params, i: losses(params)[i]))
@@ -197,7 +197,7 @@ def test_the_mixture_is_equation_10_halved(network, settings):
   for mixing in (0.0, 0.7, 1.0):
     own = [(rows[i] + mixing * rows[3 + i] + (1 - mixing) * rows[5 + i]) / 2 for i in range(2)] + [rows[2]]
     expected = sum(weight * row for weight, row in zip(WEIGHTS, own, strict=True)) / sum(WEIGHTS)
-    batch = setting.images, setting.labels
+    batch = setting.samples, setting.targets
     mixed = mix(setting.variables, batch, (dummies, dummy_labels), jnp.asarray(WEIGHTS), mixing)
     assert np.linalg.norm(flat(mixed) - expected) < 1e-5 * np.linalg.norm(expected)
 
@@ -206,16 +206,16 @@ def test_the_mixture_is_equation_10_halved(network, settings):
 def test_only_sensitive_samples_are_mixed_and_padding_has_no_part(settings):
   setting = settings['lenet']
   images, labels = concealed(setting)
-  originals, mixtures = single(setting, setting.images, setting.labels), single(setting, images, labels)
-  crossed = single(setting, images, setting.labels[:2])
+  originals, mixtures = single(setting, setting.samples, setting.targets), single(setting, images, labels)
+  crossed = single(setting, images, setting.targets[:2])
   first = (originals[0][1] + 0.7 * mixtures[0][1] + 0.3 * crossed[0][1]) / 2
   updates, state = conceal(setting)
   expected = (1 * first + 2 * originals[2][1]) / 3  # weights 1, 0, 2; the third sample is not sensitive
   assert np.linalg.norm(flat(updates) - expected) < 1e-5 * np.linalg.norm(expected)
-  apart = np.linalg.norm(np.asarray(images[0] - setting.images[0], np.float64))
+  apart = np.linalg.norm(np.asarray(images[0] - setting.samples[0], np.float64))
   assert float(state.dissimilarity) == pytest.approx(apart, rel=1e-5)
   assert float(state.cosine) == pytest.approx(cosine(mixtures[0][1], originals[0][1]), rel=1e-4)
-  other, other_state = conceal(setting, images=setting.images.at[1].set(0.5))
+  other, other_state = conceal(setting, images=setting.samples.at[1].set(0.5))
   np.testing.assert_allclose(flat(other), flat(updates), atol=1e-7)
   np.testing.assert_allclose(flat(other_state), flat(state), rtol=1e-5)
   _, weighed = conceal(setting, weights=(1, 3, 0))
@@ -273,14 +273,14 @@ def test_keys_draw_the_starts_and_sample_i_has_its_own(settings):
   first, again, other = (flat(conceal(setting, key=jax.random.key(seed))[0]) for seed in (1, 1, 2))
   np.testing.assert_array_equal(first, again)
   assert np.linalg.norm(first - other) > 0.01 * np.linalg.norm(first)
-  twin = dataclasses.replace(setting, images=setting.images.at[1].set(setting.images[0]))
+  twin = dataclasses.replace(setting, images=setting.samples.at[1].set(setting.samples[0]))
   images, _ = concealed(twin)
   assert np.linalg.norm(images[0] - images[1]) > 1
 
 
 @pytest.mark.slow
 def test_start_points(settings):
-  image = settings['lenet'].images[0]
+  image = settings['lenet'].samples[0]
   public = (np.stack([np.full((8, 8, 1), i / 4, np.float32) for i in range(4)]), np.array([7, 5, 3, 1], np.int32))
   keys = jax.random.split(jax.random.key(0), 400)
 
@@ -340,4 +340,4 @@ def test_public_samples_that_do_not_fit_are_named(settings, small_images):
   defense = defenses.concealment(setting.client, (images[:, 1:], labels), start='proxy')
   params = setting.variables['params']
   with pytest.raises(errors.UsageError, match=r'\(7, 8, 1\), the batch \(8, 8, 1\)'):
-    defense.update(setting.gradient, defense.init(params), params, key=KEY, batch=(setting.images, setting.labels))
+    defense.update(setting.gradient, defense.init(params), params, key=KEY, batch=(setting.samples, setting.targets))

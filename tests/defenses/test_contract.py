@@ -467,8 +467,8 @@ def two_layers():
   def features(params, images):
     return images.reshape(images.shape[0], -1) @ params['first']['kernel'] + params['first']['bias'][None]
 
-  def init(key, image_shape):
-    shapes = {'first': (math.prod(image_shape), 6), 'last': (6, 10)}
+  def init(key, sample_shape):
+    shapes = {'first': (math.prod(sample_shape), 6), 'last': (6, 10)}
     keys = dict(zip(shapes, jax.random.split(key), strict=True))
     return {
       layer: {'kernel': 0.3 * jax.random.normal(keys[layer], shape), 'bias': jnp.full(shape[1], 0.1)}
@@ -487,8 +487,8 @@ class Given(NamedTuple):
 
   updates: dict
   params: dict
-  images: jax.Array
-  labels: jax.Array
+  samples: jax.Array
+  targets: jax.Array
   state: object
 
 
@@ -531,7 +531,7 @@ class Behaviour:
         given.state,
         given.params,
         key=key,
-        batch=(given.images, given.labels),
+        batch=(given.samples, given.targets),
         variables={'params': given.params},
       )
 
@@ -563,7 +563,7 @@ class Behaviour:
   @property
   def loud(self):
     """The norm of the output, relative to before, where updates and images are 1000 times as large."""
-    inputs = {'updates': jax.tree.map(lambda u: 1e3 * u, self.given.updates), 'images': 1e3 * self.given.images}
+    inputs = {'updates': jax.tree.map(lambda u: 1e3 * u, self.given.updates), 'samples': 1e3 * self.given.samples}
     loud = trees.take(self(self.case.quiet, **inputs)[0], 0)
     return float(trees.norm(loud) / trees.norm(self.quiet))
 
@@ -590,7 +590,7 @@ def test_noise_is_what_is_added_to_a_gradient_of_zero(name, behaviour):
   """Without labels the loss is zero, and with it the gradient of every sample."""
   defended = behaviour(name)
   concealed = {'mixing': 0.0} if name == 'concealment' else None  # else its own samples have labels
-  zero = {'updates': trees.zeros_like(defended.given.updates), 'labels': jnp.zeros((2, 10))}
+  zero = {'updates': trees.zeros_like(defended.given.updates), 'targets': jnp.zeros((2, 10))}
   added = any(np.any(x) for x in jax.tree.leaves(defended(concealed, **zero)[0]))
   control = name == 'null_gradient'  # is noise in place of whatever it is given, and adds none
   assert added == (control or trait(name, 'noise') is not None) == (control or bool(CASES[name].quiet))
@@ -687,7 +687,7 @@ def test_post_processing_depends_on_the_update_and_the_key_alone(name, behaviour
   later = trees.take(defended(updates=other.updates)[1], 0)  # the state after another update
   outputs = [
     defended(**changes)[0]
-    for changes in ({'params': other.params}, {'images': other.images, 'labels': other.labels}, {'state': later})
+    for changes in ({'params': other.params}, {'samples': other.samples, 'targets': other.targets}, {'state': later})
   ]
   assert trait(name, 'post_processing') == (not any(differs(output, defended()[0]) for output in outputs))
 

@@ -63,7 +63,7 @@ def test_defenses_with_equal_settings_are_equal():
 
 def test_what_a_defense_was_made_for_is_part_of_it(linear):
   client, other = linear.client, dataclasses.replace(linear.client, share='delta')
-  public = linear.images, linear.labels
+  public = linear.samples, linear.targets
   assert defenses.dpsgd(client, norm=1.0, noise=1.0) == defenses.dpsgd(client, norm=1.0, noise=1.0)
   assert defenses.dpsgd(client, norm=1.0, noise=1.0) != defenses.dpsgd(other, norm=1.0, noise=1.0)
   assert defenses.instahide(public) == defenses.instahide(public) != defenses.instahide((*public,)[::-1])
@@ -122,7 +122,7 @@ def test_members_draw_apart(context):
 
 
 def test_each_member_acts_at_its_own_place(linear):
-  public = linear.images, linear.labels
+  public = linear.samples, linear.targets
   context = defenses.Context(linear.client, linear.variables, (8, 8, 1), public)
   data, step, upload = defenses.instahide(), defenses.outpost(), defenses.prune(rate=0.5)
   defense = defenses.chain(upload, data, step, defenses.clip(norm=1.0), defenses.compensation(stddev=0.1))
@@ -151,8 +151,8 @@ def test_it_drops_into_a_plain_training_loop(linear):
   state = tx.init(params)
 
   def loss(params):
-    logits, _ = linear.client.model.apply({'params': params}, linear.images, False, None)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, linear.labels).mean()
+    logits, _ = linear.client.model.apply({'params': params}, linear.samples, False, None)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, linear.targets).mean()
 
   @jax.jit
   def step(params, state, key):
@@ -230,7 +230,7 @@ def test_a_users_own_factory_is_one_of_defenses(context):
   [
     (lambda: defenses.wrap(optax.scale(2.0)), "give place='data', 'step', 'upload' or 'round'"),
     (lambda: defenses.wrap(optax.scale(2.0), 'uplod'), "unknown place 'uplod'; did you mean 'upload'"),
-    (lambda: defenses.wrap(optax.scale(2.0), 'data'), r'expected a function \(key, images, labels\)'),
+    (lambda: defenses.wrap(optax.scale(2.0), 'data'), r'expected a function \(key, samples, targets\)'),
     (lambda: defenses.wrap(lambda u: u, 'step'), 'expected an optax transformation'),
     (lambda: defenses.wrap(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
     (
@@ -338,7 +338,7 @@ def test_stored_results_are_of_one_version(small_images, tmp_path):
   def audited(*versions):
     mine = defenses.wrap(stateless(jnp.sign), 'upload', label='mine', version=versions[0])
     nothing = gl.attacks.wrap(
-      lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing', version=versions[1]
+      lambda client: closed_form(lambda seen: (jnp.zeros(seen.batch_shape), None)), 'nothing', version=versions[1]
     )
     return gl.audit(KEY, scenario, [mine], [nothing], 1, controls=1, progress='none', workdir=tmp_path / 'run')
 
@@ -373,8 +373,8 @@ def test_a_context_that_lacks_what_a_defense_needs_is_named_when_it_is_placed(co
   for defense, message in (
     (defenses.soteria(rate=0.5), "the model 'linear' does not offer 'features'"),
     (defenses.chain(defenses.clip(norm=1), defenses.soteria(rate=0.5)), 'features'),
-    (defenses.graddefense(stddev=0.1), r'public=\(images, labels\)'),
-    (defenses.instahide(), r'public=\(images, labels\)'),
+    (defenses.graddefense(stddev=0.1), r'public=\(samples, targets\)'),
+    (defenses.instahide(), r'public=\(samples, targets\)'),
     (defenses.concealment(start='proxy'), 'none are given'),
     (defenses.chain(defenses.ats(), defenses.ats()), 'transforms the samples twice'),
     ('prune(rate=0.5)', r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
@@ -420,7 +420,7 @@ def three_epochs(linear):
 def test_outpost_acts_at_each_local_step(three_epochs):
   """The object equals the text, in a client of three epochs of two steps; on the upload it is another defense."""
   client, variables = three_epochs.client, three_epochs.variables
-  images, labels = jnp.asarray(three_epochs.images[:2]), jnp.asarray(three_epochs.labels[:2])
+  images, labels = jnp.asarray(three_epochs.samples[:2]), jnp.asarray(three_epochs.targets[:2])
   context = defenses.Context(client, variables, (8, 8, 1))
   assert defenses.outpost() == registry.defense('outpost')
 
@@ -441,7 +441,7 @@ def test_an_audit_places_the_object_as_it_places_the_text(three_epochs):
   plain = optax.GradientTransformationExtraArgs(*defenses.outpost())  # without traits
   given = {'object': defenses.outpost(), 'text': registry.defense('outpost')}
   given |= {place: defenses.wrap(plain, place, label=place, random=True) for place in ('step', 'upload')}
-  nothing = gl.attacks.wrap(lambda client: closed_form(lambda seen: (jnp.zeros(seen.image_shape), None)), 'nothing')
+  nothing = gl.attacks.wrap(lambda client: closed_form(lambda seen: (jnp.zeros(seen.batch_shape), None)), 'nothing')
   settings = {'knowledge': 'non-adaptive', 'controls': 1, 'progress': 'none', 'batch_size': 2}
   found = gl.audit(KEY, three_epochs, given, [nothing], 2, **settings)
   changes = {label: [row['change'] for row in found.rows if row['defense'] == label] for label in given}

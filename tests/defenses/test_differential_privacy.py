@@ -26,7 +26,7 @@ class Setting:
   """A client, four digits, and the gradient of each of them, computed one by one."""
 
   def __init__(self, name, images, labels):
-    self.images, self.labels = jnp.asarray(images), jax.nn.one_hot(jnp.asarray(labels), 10)
+    self.samples, self.targets = jnp.asarray(images), jax.nn.one_hot(jnp.asarray(labels), 10)
     self.client = Client(models.create(name, 10), 10, batch_norm='eval')
     self.variables = jax.jit(self.client.model.init, static_argnums=1)(jax.random.key(0), images.shape[1:])
     self.params = self.variables['params']
@@ -39,7 +39,7 @@ class Setting:
 
       return jax.grad(loss)(self.params)
 
-    self.gradients = np.stack([flat(gradient(*sample)) for sample in zip(self.images, self.labels, strict=True)])
+    self.gradients = np.stack([flat(gradient(*sample)) for sample in zip(self.samples, self.targets, strict=True)])
 
     self.compiled = {}
 
@@ -51,7 +51,7 @@ class Setting:
       ones = jax.tree.map(jnp.ones_like, self.params)  # nothing of what comes in may survive
       return transformation.update(ones, transformation.init(self.params), self.params, **given)[0]
 
-    given = {'key': KEY, 'batch': (self.images, self.labels), 'variables': self.variables, 'weights': jnp.ones(4)}
+    given = {'key': KEY, 'batch': (self.samples, self.targets), 'variables': self.variables, 'weights': jnp.ones(4)}
     return flat(self.compiled.setdefault(factory, jax.jit(update))(settings, {**given, **(changed or {})}))
 
 
@@ -199,14 +199,14 @@ def test_an_attacker_can_differentiate_with_respect_to_the_samples(dense):
 
   def size(images, norm):
     transformation = dp.clip_samples(dense.client, norm=norm)
-    labels = dense.labels.at[1].set(0.0)
+    labels = dense.targets.at[1].set(0.0)
     weights = jnp.asarray([1.0, 1.0, 1.0, 0.0])
     update, _ = transformation.update(
       dense.params, transformation.init(dense.params), dense.params, batch=(images, labels), weights=weights
     )
     return optax.tree.norm(update, squared=True)
 
-  slopes = jax.jit(jax.vmap(jax.grad(size), in_axes=(None, 0)))(dense.images, jnp.asarray([0.5, 1e6, 1e30]))
+  slopes = jax.jit(jax.vmap(jax.grad(size), in_axes=(None, 0)))(dense.samples, jnp.asarray([0.5, 1e6, 1e30]))
   assert np.isfinite(slopes).all()
   assert (np.abs(slopes).max(axis=(2, 3, 4)) > 0).tolist() == [[True, False, True, False]] * 3
 
@@ -243,7 +243,7 @@ def test_local_training_clips_at_every_step(dense, norm):
   """Four samples in batches of three, twice over: the second batch of each epoch is one sample and padding."""
   step = dp.clip_samples(dense.client, norm=norm)
   client = dataclasses.replace(dense.client, share='delta', epochs=2, batch_size=3, step=step)
-  found = jax.jit(client.local_update)(KEY, dense.variables, dense.images, dense.labels).update
+  found = jax.jit(client.local_update)(KEY, dense.variables, dense.samples, dense.targets).update
 
   @jax.jit
   def gradient(params, image, label):
@@ -251,7 +251,7 @@ def test_local_training_clips_at_every_step(dense, norm):
 
   params = dense.params
   for batch in ([0, 1, 2], [3]) * 2:
-    gradients = [gradient(params, dense.images[i], dense.labels[i]) for i in batch]
+    gradients = [gradient(params, dense.samples[i], dense.targets[i]) for i in batch]
     factors = [1 / max(1.0, np.linalg.norm(flat(g)) / norm) / len(batch) for g in gradients]
     for factor, g in zip(factors, gradients, strict=True):
       params = jax.tree.map(lambda p, g, f=factor: p - jnp.float32(0.1 * f) * g, params, g)
@@ -263,7 +263,7 @@ def test_each_local_step_and_each_trial_draws_its_own_noise(dense):
   def upload(key, noise, epochs=2):
     step = dp.dpsgd(dense.client, norm=1e-3, noise=noise)
     client = dataclasses.replace(dense.client, share='delta', epochs=epochs, step=step)
-    return client.local_update(key, dense.variables, dense.images, dense.labels).update
+    return client.local_update(key, dense.variables, dense.samples, dense.targets).update
 
   lanes = jax.jit(jax.vmap(upload, in_axes=(0, None)))(jax.random.split(KEY, 2), jnp.float32(1e3))
   drawn = np.stack([flat(jax.tree.map(lambda x, i=i: x[i], lanes)) for i in range(2)])
@@ -366,5 +366,5 @@ def test_it_is_known_by_name(dense):
   for text, place in (('client_dp(norm=0.1,noise=1)', 'upload'), ('dpsgd(norm=0.1,noise=1)', 'step')):
     client = defenses.bind(gl.parse(text), context).client(dense.client)
     assert getattr(client, place) is not getattr(dense.client, place)
-    update = jax.jit(client.local_update)(KEY, dense.variables, dense.images, dense.labels).update
+    update = jax.jit(client.local_update)(KEY, dense.variables, dense.samples, dense.targets).update
     assert np.linalg.norm(flat(update) - dense.gradients.mean(0)) > 1

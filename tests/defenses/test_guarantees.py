@@ -70,7 +70,7 @@ def test_the_choice_made_before_the_noise_is_what_the_server_sees(linear):
     for defense in (topk, defenses.chain(topk, defenses.client_dp(norm=1.0, noise=100.0)))
   )
   one, other = (
-    client.local_update(jax.random.key(1), linear.variables, linear.images[:2], linear.labels[:2])
+    client.local_update(jax.random.key(1), linear.variables, linear.samples[:2], linear.targets[:2])
     for client in (bare, noisy)
   )
   assert np.abs(one.update['kernel'] - other.update['kernel']).max() > 10

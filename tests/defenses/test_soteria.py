@@ -17,7 +17,7 @@ VARIANTS = ('paper', 'code', 'code_shifted')
 
 @pytest.fixture(scope='module', params=['lenet', 'convnet(width=2)'])
 def case(request, small_images):
-  """(model, variables, images, labels, gradient) of two upsampled digits."""
+  """(model, variables, samples, targets, gradient) of two upsampled digits."""
   side = 12 if request.param == 'lenet' else 18
   images = jnp.asarray(np.kron(small_images[0][:2], np.ones((1, 3, 3, 1), np.float32))[:, 3 : 3 + side, 3 : 3 + side])
   labels = jnp.asarray(small_images[1][:2])
@@ -142,8 +142,8 @@ def test_padded_examples_do_not_count(case):
 def dense(activation, first, out_first=False, layers=None):
   """A model of two dense layers in plain JAX: r = activation(W₁x), logits = r·W₂ or W₂·r."""
 
-  def init(key, image_shape):
-    del key, image_shape
+  def init(key, sample_shape):
+    del key, sample_shape
     num_features = first.shape[0]
     return {'first': jnp.asarray(first), 'second': jnp.ones((10, num_features) if out_first else (num_features, 10))}
 
@@ -241,7 +241,7 @@ def test_what_is_refused(small_images):
 
 @pytest.fixture
 def digits(small_images):
-  """(model, variables, images, labels): two digits under a network of 20 features that compiles fast."""
+  """(model, variables, samples, targets): two digits under a network of 20 features that compiles fast."""
   model = dense(jnp.tanh, np.random.default_rng(1).normal(size=(20, 64)).astype(np.float32) / 8)
   variables = model.init(jax.random.key(0), (2, 1, 1))
   variables['params']['second'] = jnp.asarray(np.random.default_rng(2).normal(size=(20, 10)), jnp.float32)

@@ -89,7 +89,7 @@ def same(a, b):
 
 def test_it_descends(reference):
   assert (reference.objective < 0.3 * reference.objective_start).all()
-  assert reference.images.shape == (8, 1, 8, 8, 1)
+  assert reference.samples.shape == (8, 1, 8, 8, 1)
 
 
 @pytest.mark.parametrize('index', [[6], [5, 2, 7], [7, 6, 5, 4, 3, 2, 1, 0, 0, 1, 2], [*range(8)] * 2])
@@ -202,7 +202,7 @@ def test_a_lane_that_is_not_finite_does_not_affect_others(table, reference):
   others = np.asarray([0, 1, 3, 4, 5, 6, 7])
   same(jax.tree.map(lambda x: x[others], found), jax.tree.map(lambda x: x[others], reference))
   assert found.diverged_step.tolist() == [-1, -1, 0, -1, -1, -1, -1, -1]
-  assert np.isnan(found.images[2]).all() and np.isinf(found.distance[2])
+  assert np.isnan(found.samples[2]).all() and np.isinf(found.distance[2])
 
 
 def test_all_diverged_stops_early(table):
@@ -216,7 +216,7 @@ def test_uploads_that_are_not_finite_diverge(table):
   build, (variables, updates, labels), lanes = table
   broken = jax.tree.map(lambda x: x.at[2].set(jnp.nan), updates)
   found = run((build, (variables, broken, labels), choose(lanes, [2])), num_steps=8)
-  assert found.diverged_step.tolist() == [0] and np.isnan(found.images).all()
+  assert found.diverged_step.tolist() == [0] and np.isnan(found.samples).all()
 
 
 @pytest.fixture(scope='module')

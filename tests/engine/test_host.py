@@ -46,10 +46,10 @@ def run(calls, **options):
 def test_lanes_run_one_after_another_and_missing_images_are_black():
   calls, seen = [], []
   found = run(calls, on_chunk=seen.append)
-  assert calls == [0, 2, 4, 6] and found.images.shape == (4, 3, 2, 2, 1) and found.labels.tolist() == [[1, 2, -1]] * 4
-  np.testing.assert_array_equal(found.images[:, 0, 0, 0, 0], [0, 2, 4, 6])
-  assert len(set(found.images[:, 1, 0, 0, 0].tolist())) > 1 and not found.images[:, 2].any()
-  assert found.images.dtype == np.float32 and found.diverged_step.tolist() == [-1] * 4
+  assert calls == [0, 2, 4, 6] and found.samples.shape == (4, 3, 2, 2, 1) and found.labels.tolist() == [[1, 2, -1]] * 4
+  np.testing.assert_array_equal(found.samples[:, 0, 0, 0, 0], [0, 2, 4, 6])
+  assert len(set(found.samples[:, 1, 0, 0, 0].tolist())) > 1 and not found.samples[:, 2].any()
+  assert found.samples.dtype == np.float32 and found.diverged_step.tolist() == [-1] * 4
   assert [(p.step, p.active, p.done, p.unit, p.group_size) for p in seen] == [
     (i, 4 - i, i == 4, 'run', 3) for i in range(5)
   ]
@@ -77,7 +77,7 @@ def test_an_audit_stores_what_the_host_has_found(tmp_path, monkeypatch):
     return host_form(lambda _: None, lambda seen, key: (calls.append(1), (np.zeros((1, 64)), None))[1])
 
   data = gl.data.load('digits', 'test', limit=4)
-  scenario = gl.scenario(gl.models.create('mlp(widths=8)', 10), data.images, data.labels, key=jax.random.key(0))
+  scenario = gl.scenario(gl.models.create('mlp(widths=8)', 10), data.samples, data.targets, key=jax.random.key(0))
   named = {'host': gl.attacks.wrap(attack, 'host', reads=())}
 
   def audit(progress):

@@ -79,7 +79,7 @@ def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkey
   made = untrained.scenario(untrained.load(None), 0)
   monkeypatch.setattr(machinery.torch_weights, 'load', lambda path, model, shape: made.variables)
   data = run.load(None)
-  assert len(data.private.images) == 2 and data.others[0].shape == (50, 8, 8, 1)
+  assert len(data.private.samples) == 2 and data.others[0].shape == (50, 8, 8, 1)
   found = run.scenario(data, 0)
   assert found.settings['weights_fingerprint'] == made.settings['weights_fingerprint']
   logits, _ = found.client.model.apply(found.variables, data.others[0])
@@ -112,7 +112,7 @@ def test_a_root_set_leans_towards_one_class(bias):
 def test_private_and_other_images_are_different_ones():
   run = dataclasses.replace(RUN.scaled('smoke'), public=10, bias=0.5, training=Training(1, 2, 3))
   data = run.load(None)
-  images = np.concatenate([data.private.images, data.public[0], data.others[0]])
+  images = np.concatenate([data.private.samples, data.public[0], data.others[0]])
   assert images.shape == (2 + 10 + 6, 8, 8, 1) and len(np.unique(images, axis=0)) == 18
   assert (data.public[1] == 0).sum() == 5
 

@@ -50,11 +50,11 @@ def test_a_batch_holds_as_many_of_the_class_as_are_asked_for(count):
 def test_each_trial_has_a_batch_of_its_own():
   data = RUN.load(None)
   made = RUN.scenario(data, 0)
-  batches = made.labels.reshape(2, 6)
+  batches = made.targets.reshape(2, 6)
   assert (batches[:, 0] == 1).all() and (batches[:, 1:] != 1).all()
-  first, second = made.images.reshape(2, 6, 8, 8, 1)
+  first, second = made.samples.reshape(2, 6, 8, 8, 1)
   assert not any(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-  assert not np.array_equal(RUN.scenario(data, 1).images, made.images)
+  assert not np.array_equal(RUN.scenario(data, 1).samples, made.samples)
   untrained = dataclasses.replace(RUN, trained=0).scenario(data._replace(others=None), 0)
   moved = jax.tree.map(lambda a, b: bool((a != b).any()), made.variables, untrained.variables)
   assert all(jax.tree.leaves(moved)) and made.public[0].shape == (40, 8, 8, 1)
@@ -118,7 +118,7 @@ def test_the_rows_say_what_was_isolated(tmp_path, monkeypatch):
   run = dataclasses.replace(RUN, defenses={'none': 'none', 'DP': 'laplace(scale=0.223607)'})
   data, attack = run.load(None), str(run.method())
   scenario = run.scenario(data, 0)
-  truth = scenario.images.reshape(2, 6, 8, 8, 1)
+  truth = scenario.samples.reshape(2, 6, 8, 8, 1)
   found = np.full_like(truth, np.nan)
   found[:, 3] = 0.5  # the one reconstruction is matched to image 3
   rows = [
@@ -137,15 +137,15 @@ def test_the_rows_say_what_was_isolated(tmp_path, monkeypatch):
   for row, before in zip(told, rows, strict=True):
     assert before.items() <= row.items()
     assert row['queries'] == 1 and row['alone'] == (row['cosine'] > 0.999) == (row['defense'] == 'none')
-  second = scenario._replace(images=scenario.images[6:], labels=scenario.labels[6:])
+  second = scenario._replace(samples=scenario.samples[6:], targets=scenario.targets[6:])
   key = jax.random.fold_in(jax.random.key(0), 1)
   caught = fishing.caught(run.method(), second, gl.defenses.laplace(scale=0.223607), key)
-  assert told[-1]['cosine'] == fishing.isolation(scenario.client, caught, second.images[:1], 1)
+  assert told[-1]['cosine'] == fishing.isolation(scenario.client, caught, second.samples[:1], 1)
 
   (panel,) = drawn
   assert (tmp_path / 'isolated.png').read_bytes() == b'picture'
   assert panel.captions == ['private', 'none\n6.0 dB', 'DP\n6.0 dB']
-  np.testing.assert_array_equal(panel.images, [truth[0, 0], found[0, 3], found[0, 3]])
+  np.testing.assert_array_equal(panel.samples, [truth[0, 0], found[0, 3], found[0, 3]])
   monkeypatch.setattr(fishing, 'caught', None)  # what was isolated is read back
   assert run.execute(data, 0, workdir=str(tmp_path), progress='none') == told
 

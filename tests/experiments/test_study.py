@@ -20,7 +20,7 @@ class Rules:
 
 
 class Data(NamedTuple):
-  images: np.ndarray
+  samples: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Sums(Study):
   def _part(self, label, data, seed):
     self.measured.append(label)
     rows = [{'defense': label, 'sums': [seed + number for number in range(self.count)]}]
-    return rows, {'images': data.images}
+    return rows, {'images': data.samples}
 
   def said(self, label, rows):
     return f'{label}: {rows[0]["sums"]}'
@@ -92,7 +92,7 @@ def test_parts_are_measured_once_kept_and_drawn(tmp_path, capsys):
     with pytest.raises(errors.UsageError, match=named):
       study.execute(data, seed, workdir=str(folder), progress='none')
   with pytest.raises(errors.UsageError, match='belongs to other'):
-    STUDY.execute(Data(data.images + 1), 3, workdir=str(folder), progress='none')
+    STUDY.execute(Data(data.samples + 1), 3, workdir=str(folder), progress='none')
 
 
 def test_an_outcome_is_the_mean_of_what_was_repeated():

@@ -27,7 +27,7 @@ def made():
 def test_it_ends_at_the_accuracy_on_held_out_samples(made):
   run, data, reached = made
   assert len(data.others[0]) == run.training.held == 150
-  assert len(np.unique(np.concatenate([data.others[0], data.private.images]), axis=0)) == 152
+  assert len(np.unique(np.concatenate([data.others[0], data.private.samples]), axis=0)) == 152
   assert reached['accuracy_reached'] >= 40 and reached['rounds_done'] % run.training.evaluated == 0
   assert reached['rounds_done'] < 60 and reached['share'] == 0.5
 

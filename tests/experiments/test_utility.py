@@ -171,7 +171,7 @@ def test_the_public_samples_may_be_of_another_dataset():
   own = dataclasses.replace(RUN, public=4)
   other = dataclasses.replace(own, starts='faces')
   mine, theirs = own.load(None), other.load(None)
-  np.testing.assert_array_equal(mine.samples.images, theirs.samples.images)
+  np.testing.assert_array_equal(mine.samples.samples, theirs.samples.samples)
   assert mine.public[0].shape == theirs.public[0].shape and not np.array_equal(mine.public[0], theirs.public[0])
   assert (other.scaled('smoke').starts, own.scaled('smoke').starts) == ('faces', '')
 

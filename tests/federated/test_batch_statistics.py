@@ -18,8 +18,8 @@ LAYERS = (
 STATISTICS = 4 * 8  # bytes: mean and variance of four features
 
 
-def init(key, image_shape):
-  del image_shape
+def init(key, sample_shape):
+  del sample_shape
   keys = jax.random.split(key)
   params = {
     'dense': {'kernel': 0.1 * jax.random.normal(keys[0], (64, 4))},
@@ -40,7 +40,7 @@ def apply(variables, images, train=False, key=None):
   return jax.nn.relu(hidden) @ params['last']['kernel'], {'norm': found}
 
 
-MODEL = models.Model('normed', init, apply, layers=lambda image_shape: LAYERS)
+MODEL = models.Model('normed', init, apply, layers=lambda sample_shape: LAYERS)
 
 
 def masks(dense, scale, last):
@@ -91,7 +91,7 @@ def test_who_drops_a_layer_drops_its_statistics(federation):
     some = done.bytes_statistics > 0
     assert (done.bytes_up == np.where(some, 4 * 64 * 4 + 4 * 4 + STATISTICS, 4 * 4 * 10) + 1).all()
     hidden = [
-      fragments.images[part].reshape(len(part), -1) @ before['params']['dense']['kernel']
+      fragments.samples[part].reshape(len(part), -1) @ before['params']['dense']['kernel']
       for part in fragments.partition
     ]
     weights = np.where(some, [2, 2, 4], 0)

@@ -275,7 +275,7 @@ def test_a_batch_norm_of_ones_own_refuses_a_ragged_last_batch_in_train_mode_only
     found = {'mean': jnp.mean(images)} if train else variables['batch_stats']
     return (images - found['mean']).reshape(-1, 64) @ variables['params']['w'], found
 
-  def init(key, image_shape):
+  def init(key, sample_shape):
     return {'params': {'w': jnp.ones((64, CLASSES))}, 'batch_stats': {'mean': jnp.zeros(())}}
 
   client = Client(models.Model('own', init, apply), CLASSES, share='delta', batch_size=2)

@@ -44,7 +44,7 @@ def trained(linear, optimizer, clip=np.inf):
 
   for _ in range(2):
     for at in (0, 4):
-      params, state = step(params, state, linear.images[at : at + 4], linear.labels[at : at + 4])
+      params, state = step(params, state, linear.samples[at : at + 4], linear.targets[at : at + 4])
   return jax.tree.map(lambda a, b: np.asarray(a - b), params, start)
 
 
@@ -60,7 +60,7 @@ def test_local_training_is_that_of_optax(linear, given, optimizer, clip):
   with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
     expected = trained(linear, optimizer(), clip)
   client = ClientSettings(**LOCAL, **given).client(linear.client.model, 10)
-  found = send(client, None, linear.variables, linear.images, linear.labels).update
+  found = send(client, None, linear.variables, linear.samples, linear.targets).update
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
@@ -68,8 +68,8 @@ def test_local_training_is_that_of_optax(linear, given, optimizer, clip):
 def test_an_attacker_can_differentiate_through_adam(linear):
   """Also where an entry of the gradient is zero, as at black pixels."""
   client = ClientSettings(**LOCAL, optimizer='adam').client(linear.client.model, 10)
-  images = linear.images * (linear.images > 0.5)
-  labels = jax.nn.one_hot(linear.labels, 10)
+  images = linear.samples * (linear.samples > 0.5)
+  labels = jax.nn.one_hot(linear.targets, 10)
 
   def size(images):
     return sum(
@@ -88,7 +88,7 @@ def test_a_gradient_moves_the_weights_as_far_with_momentum_as_without(linear, mo
     ClientSettings(**given).rate
   )
   tried = [
-    send(client_of(linear, **{**given, **changes}), None, linear.variables, linear.images, linear.labels).update
+    send(client_of(linear, **{**given, **changes}), None, linear.variables, linear.samples, linear.targets).update
     for changes in ({}, {'learning_rate': rate}, {'learning_rate': 0.3})
   ]
   default, same, other = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(update)]) for update in tried)
@@ -115,7 +115,7 @@ def test_they_are_recorded_where_they_are_used(linear):
 )
 def test_what_cannot_be_used_is_refused(linear, given, message):
   with pytest.raises(UsageError, match=message):
-    gl.scenario(linear.client.model, linear.images, linear.labels, variables=linear.variables, **given)
+    gl.scenario(linear.client.model, linear.samples, linear.targets, variables=linear.variables, **given)
 
 
 class Normed(nn.Module):
@@ -133,7 +133,7 @@ def client_of(linear, **given):
 def test_the_rate_decays_from_step_to_step(linear):
   with jax.numpy_dtype_promotion('standard'), jax.numpy_rank_promotion('allow'):
     expected = trained(linear, optax.sgd(lambda count: 0.05 * 0.5**count))
-  found = send(client_of(linear, **LOCAL, rate_decay=0.5), None, linear.variables, linear.images, linear.labels)
+  found = send(client_of(linear, **LOCAL, rate_decay=0.5), None, linear.variables, linear.samples, linear.targets)
   for ours, theirs in zip(jax.tree.leaves(found.update), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
@@ -146,8 +146,8 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
       client_of(linear, **{**settings, 'learning_rate': rate}, sample_order=order),
       jax.random.key(3),
       linear.variables,
-      linear.images,
-      linear.labels,
+      linear.samples,
+      linear.targets,
     )
     for rate in (1e-4, 0.5)
     for order in ('fixed', 'shuffled')
@@ -159,7 +159,7 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
   }
   assert apart[1e-4] < 1e-2 < 0.1 < apart[0.5]
   unkeyed, plain = (
-    send(client_of(linear, **settings, **order), None, linear.variables, linear.images, linear.labels)
+    send(client_of(linear, **settings, **order), None, linear.variables, linear.samples, linear.targets)
     for order in ({'sample_order': 'shuffled'}, {})
   )
   for ours, theirs in zip(jax.tree.leaves(unkeyed.update), jax.tree.leaves(plain.update), strict=True):
@@ -169,8 +169,8 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
 @pytest.mark.parametrize('name', ['flip', 'crop', 'crop_flip'])
 def test_augmentation_moves_pixels_of_a_client_with_a_key_alone(linear, name):
   augment = augmentation.AUGMENTATIONS[name]
-  images = np.asarray(linear.images)
-  moved = np.asarray(augment(jax.random.key(0), linear.images))
+  images = np.asarray(linear.samples)
+  moved = np.asarray(augment(jax.random.key(0), linear.samples))
   assert moved.shape == images.shape and moved.min() >= 0 and np.any(moved != images)
   for before, after in zip(images, moved, strict=True):
     if name == 'flip':
@@ -179,15 +179,15 @@ def test_augmentation_moves_pixels_of_a_client_with_a_key_alone(linear, name):
       padded = np.pad(before, ((1, 1), (1, 1), (0, 0)))
       assert any(np.array_equal(after, padded[i : i + 8, j : j + 8]) for i in range(3) for j in range(3))
   client = client_of(linear, augment=name)
-  plain = send(client_of(linear), None, linear.variables, linear.images, linear.labels).update
+  plain = send(client_of(linear), None, linear.variables, linear.samples, linear.targets).update
   for key, same in ((None, True), (jax.random.key(0), False)):
-    update = send(client, key, linear.variables, linear.images, linear.labels).update
+    update = send(client, key, linear.variables, linear.samples, linear.targets).update
     equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(plain), strict=True)]
     assert all(equal) == same
 
 
 def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
-  given = None, linear.variables, linear.images, linear.labels
+  given = None, linear.variables, linear.samples, linear.targets
   plain, found = (send(client_of(linear, **how), *given).update for how in ({}, {'precision': 'bfloat16'}))
   for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
     assert ours.dtype == theirs.dtype == np.float32
@@ -199,16 +199,16 @@ def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
   sent = send(unclipped, *given).update
   rounded = np.linalg.norm(np.asarray(sent['kernel']) - plain['kernel']) / np.linalg.norm(plain['kernel'])
   assert 1e-4 < rounded < 0.05  # the samples' own gradients are of that precision, too
-  label = jax.nn.one_hot(linear.labels[0], 10)
+  label = jax.nn.one_hot(linear.targets[0], 10)
   views = [
-    jax.jit(functools.partial(concealment.view, one))(linear.variables, linear.images[0], label)
+    jax.jit(functools.partial(concealment.view, one))(linear.variables, linear.samples[0], label)
     for one in (low, client_of(linear))
   ]
   assert np.any(views[0].logits != views[1].logits)  # and so is what is concealed of them
   model = gl.models.from_flax(Normed())
   variables = model.init(jax.random.key(0), (8, 8, 1))
   participate = ClientSettings(precision='bfloat16').client(model, 10).participate
-  upload, _, after = jax.eval_shape(participate, None, variables, linear.images, linear.labels)
+  upload, _, after = jax.eval_shape(participate, None, variables, linear.samples, linear.targets)
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves((upload.update, after)))
 
 
@@ -236,19 +236,20 @@ def test_a_cohort_sends_the_mean_of_its_members(linear):
   for local in ({}, LOCAL):
     one, all_ = client_of(linear, **local), client_of(linear, **local, cohort=2)
     parts = [
-      send(one, None, linear.variables, linear.images[at : at + 4], linear.labels[at : at + 4]).update for at in (0, 4)
+      send(one, None, linear.variables, linear.samples[at : at + 4], linear.targets[at : at + 4]).update
+      for at in (0, 4)
     ]
-    upload = send(all_, None, linear.variables, linear.images[:8], linear.labels[:8])
+    upload = send(all_, None, linear.variables, linear.samples[:8], linear.targets[:8])
     assert int(upload.num_samples) == 8 and all_.num_steps(8) == one.num_steps(4)
     for ours, a, b in zip(*map(jax.tree.leaves, (upload.update, *parts)), strict=True):
       np.testing.assert_allclose(ours, (a + b) / 2, atol=1e-6)
   with pytest.raises(UsageError, match='evenly'):
-    client_of(linear, cohort=3).local_update(None, linear.variables, linear.images[:8], linear.labels[:8])
+    client_of(linear, cohort=3).local_update(None, linear.variables, linear.samples[:8], linear.targets[:8])
 
 
 def test_blocks_of_steps_change_nothing_but_memory(linear):
   """Of 22 steps: five blocks of four, and two that are left."""
-  labels = jax.nn.one_hot(linear.labels, 10)
+  labels = jax.nn.one_hot(linear.targets, 10)
 
   def run(remat):
     client = dataclasses.replace(client_of(linear, **{**LOCAL, 'local_epochs': 11, 'local_batch_size': 4}), remat=remat)
@@ -257,8 +258,8 @@ def test_blocks_of_steps_change_nothing_but_memory(linear):
       update = client.local_update(None, linear.variables, images, labels).update
       return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(update))
 
-    compiled = jax.jit(jax.value_and_grad(size)).lower(linear.images).compile()
-    return compiled(linear.images), compiled.memory_analysis().temp_size_in_bytes
+    compiled = jax.jit(jax.value_and_grad(size)).lower(linear.samples).compile()
+    return compiled(linear.samples), compiled.memory_analysis().temp_size_in_bytes
 
   (value, gradient), kept = run(False)
   (ours, our_gradient), recomputed = run(None)
@@ -278,14 +279,14 @@ def test_weight_decay_does_not_move_frozen_layers(linear):
     name: jax.tree.map(lambda _, name=name: name == 'Dense_0', layer) for name, layer in variables['params'].items()
   }
   held = dataclasses.replace(free, optimizer=optax.chain(free.optimizer, optax.masked(optax.set_to_zero(), mask)))
-  ours, theirs = (send(one, None, variables, linear.images, linear.labels).update for one in (frozen, held))
+  ours, theirs = (send(one, None, variables, linear.samples, linear.targets).update for one in (frozen, held))
   np.testing.assert_allclose(ours['Dense_1']['kernel'], theirs['Dense_1']['kernel'], atol=1e-6)
 
 
 def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
   """Two real samples among copies of weight 0, in batches of two: one step, as without them."""
   client = client_of(linear, **{**LOCAL, 'local_epochs': 1, 'local_batch_size': 2}, sample_order='shuffled')
-  images, labels = jnp.tile(linear.images[:2], (4, 1, 1, 1)), jnp.tile(linear.labels[:2], 4)
+  images, labels = jnp.tile(linear.samples[:2], (4, 1, 1, 1)), jnp.tile(linear.targets[:2], 4)
   weights = jnp.array([1.0, 1, 0, 0, 0, 0, 0, 0], jnp.float32)
   alone = send(client, jax.random.key(3), linear.variables, images[:2], labels[:2]).update
   participate = jax.jit(client.participate)

@@ -12,14 +12,14 @@ from tests.attackers import divide
 
 def moved(linear, **options):
   current, previous = earlier(
-    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, **options
+    jax.random.key(2), linear.client, linear.variables, linear.samples, linear.targets, **options
   )
   return jax.tree.map(lambda a, b: np.asarray(a - b), current['params'], previous['params']), previous
 
 
 def test_one_round_is_a_step_along_the_mean_gradient_of_all_clients(linear):
   step, previous = moved(linear, clients=4, rate=0.5)
-  gradient = linear.client.local_update(None, linear.variables, linear.images, linear.labels).update
+  gradient = linear.client.local_update(None, linear.variables, linear.samples, linear.targets).update
   for ours, theirs in zip(jax.tree.leaves(step), jax.tree.leaves(gradient), strict=True):
     np.testing.assert_allclose(ours, -0.5 * theirs, atol=1e-6)
   assert all(map(np.array_equal, jax.tree.leaves(previous), jax.tree.leaves(linear.variables)))
@@ -33,10 +33,10 @@ def test_a_cohort_changes_nothing(linear):
 
 def test_of_several_rounds_the_last_two_models_are_returned(linear):
   current, previous = earlier(
-    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, rounds=2, clients=2, rate=0.5
+    jax.random.key(2), linear.client, linear.variables, linear.samples, linear.targets, rounds=2, clients=2, rate=0.5
   )
   first, _ = earlier(
-    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, clients=2, rate=0.5
+    jax.random.key(2), linear.client, linear.variables, linear.samples, linear.targets, clients=2, rate=0.5
   )
   assert all(map(np.array_equal, jax.tree.leaves(previous), jax.tree.leaves(first)))
   assert not np.array_equal(current['params']['kernel'], previous['params']['kernel'])
@@ -50,7 +50,7 @@ def test_a_client_has_an_image(linear):
 def test_fragmentation_at_a_first_participation_is_said_to_be_random(linear):
   """Rows, methods, page and terminal say so; with an earlier model, layers are chosen, and nothing is said."""
   current, previous = earlier(
-    jax.random.key(2), linear.client, linear.variables, linear.images, linear.labels, clients=2
+    jax.random.key(2), linear.client, linear.variables, linear.samples, linear.targets, clients=2
   )
   attack, settings = gl.attacks.wrap(divide), {'controls': 2, 'knowledge': 'non-adaptive', 'progress': 'none'}
   defense = gl.defenses.fragmentation(ratio=0.5)

@@ -88,7 +88,7 @@ def test_knowledge_is_frozen_and_hashable():
     Knowledge(labels=mode) for mode in LABELS[:2]
   }
   with pytest.raises(dataclasses.FrozenInstanceError):
-    Knowledge().labels = 'inferred'
+    Knowledge().targets = 'inferred'
 
 
 def observation(**granted):
@@ -102,7 +102,7 @@ def test_observation_is_a_pytree_of_arrays_with_static_knowledge():
   assert treedef == jax.tree.structure(observation())
   assert treedef != jax.tree.structure(observation(labels='inferred'))
   rebuilt = jax.tree.unflatten(treedef, leaves)
-  assert rebuilt.knowledge == Knowledge() and rebuilt.image_shape == (1, 8, 8, 1) and rebuilt.num_classes == 3
+  assert rebuilt.knowledge == Knowledge() and rebuilt.batch_shape == (1, 8, 8, 1) and rebuilt.num_classes == 3
 
 
 def test_other_knowledge_compiles_anew_and_other_numbers_do_not():

@@ -163,7 +163,7 @@ def test_a_client_trains_on_each_loss(loss, given, small_images):
 @pytest.mark.parametrize(
   ('loss', 'given', 'words'),
   [
-    ('cross_entropy', FLAGS.astype(int), r'labels are int\d+ of shape \(6, 3\), and the model returns outputs'),
+    ('cross_entropy', FLAGS.astype(int), r'targets are int\d+ of shape \(6, 3\), and the model returns outputs'),
     ('cross_entropy', [0, 1, 2, 3, 0, 1], r'image 3 has the label 3, expected in \[0, 2\]'),
     ('binary_cross_entropy', CLASSES, r'expected 0 and 1 for each output, of shape \(6, 3\)'),
     ('binary_cross_entropy', 2 * FLAGS, r'sample 0 has the label 2.0, expected 0, 1 or a probability'),
@@ -178,7 +178,7 @@ def test_targets_that_do_not_fit_are_refused(loss, given, words, small_images):
   model, variables = linear()
   with pytest.raises(gl.UsageError, match=words):
     built = gl.scenario(model, small_images[0][:N, ::2, ::2], np.asarray(given), variables=variables, loss=loss)
-    built.client.local_update(None, variables, built.images, built.labels)
+    built.client.local_update(None, variables, built.samples, built.targets)
 
 
 def test_one_logit_is_one_flag(small_images):
@@ -224,7 +224,7 @@ def test_a_captured_update_of_flags(given, small_images):
   client = gl.ClientSettings(loss='binary_cross_entropy')
   update = client.client(model, 3).local_update(None, variables, images, FLAGS[:2]).update
   found = gl.attack(
-    jax.random.key(0), model, variables, update, attacks=[gl.attacks.csdlg(tv=0.0, steps=20)], image_shape=SHAPE,
+    jax.random.key(0), model, variables, update, attacks=[gl.attacks.csdlg(tv=0.0, steps=20)], sample_shape=SHAPE,
     client=client, truth=(images, FLAGS[:2]), controls=2, progress=None, **({'labels': FLAGS[:2]} if given else {}),
   )  # fmt: skip
   (own,) = found.inversions
@@ -233,7 +233,7 @@ def test_a_captured_update_of_flags(given, small_images):
   assert found.rows[0]['label_correct'] is None and found.rows[0]['labels'] == ('known' if given else 'optimised')
   with pytest.raises(gl.UsageError, match='expected 0 and 1 for each output'):
     gl.attack(
-      jax.random.key(0), model, variables, update, image_shape=SHAPE, client=client, labels=[0, 1], num_samples=2
+      jax.random.key(0), model, variables, update, sample_shape=SHAPE, client=client, labels=[0, 1], num_samples=2
     )
 
 

@@ -11,7 +11,7 @@ from gradleak.federated import roughness
 
 
 def test_it_is_the_median_distance_of_uploads_with_the_same_draws(linear):
-  client, variables, images, labels = linear.client, linear.variables, linear.images[:6], linear.labels[:6]
+  client, variables, images, labels = linear.client, linear.variables, linear.samples[:6], linear.targets[:6]
   found = roughness(jax.random.key(3), client, variables, images, labels, stddevs=(0.0, 0.1, 1.0), batch_size=2)
   by_hand = []
   for key, x, y in zip(jax.random.split(jax.random.key(3), 3), np.split(images, 3), np.split(labels, 3), strict=True):
@@ -25,13 +25,13 @@ def test_it_is_the_median_distance_of_uploads_with_the_same_draws(linear):
 
 def test_a_small_noise_turns_by_its_square(linear):
   """One minus a float32 cosine comes in steps of 6e-8."""
-  given = jax.random.key(3), linear.client, linear.variables, linear.images[:1], linear.labels[:1]
+  given = jax.random.key(3), linear.client, linear.variables, linear.samples[:1], linear.targets[:1]
   found = roughness(*given, stddevs=(1e-4, 1e-3))
   assert found[1e-3] / found[1e-4] == pytest.approx(100, rel=0.05)
 
 
 def test_bad_input(linear):
-  given = jax.random.key(0), linear.client, linear.variables, linear.images[:2], linear.labels[:2]
+  given = jax.random.key(0), linear.client, linear.variables, linear.samples[:2], linear.targets[:2]
   with pytest.raises(gl.UsageError, match='batch_size is 3'):
     roughness(*given, batch_size=3)
   with pytest.raises(gl.UsageError, match='stddevs is -1'):

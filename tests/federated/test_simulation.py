@@ -24,7 +24,7 @@ def setting(linear):
   def make(client=None, **changed):
     settings = {'share': 'delta', 'optimizer': optax.sgd(0.1), 'batch_size': 2, **(client or {})}
     federation = simulation.Federation(
-      Client(linear.client.model, 10, **settings), linear.images, linear.labels, PARTITION, 3
+      Client(linear.client.model, 10, **settings), linear.samples, linear.targets, PARTITION, 3
     )
     return dataclasses.replace(federation, **changed), linear.variables
 
@@ -47,7 +47,7 @@ def close(found, expected):
 def test_a_round_of_fedsgd_is_a_step_on_all_samples(setting):
   federation, variables = setting({'share': 'gradient', 'batch_size': None}, server=optax.sgd(0.5))
   state, done = simulation.run_round(federation, simulation.start(federation, variables), KEY)
-  gradient = gradient_of(variables['params'], federation.images, federation.labels)
+  gradient = gradient_of(variables['params'], federation.samples, federation.targets)
   expected = jax.tree.map(lambda p, g: p - 0.5 * g, variables['params'], gradient)
   close(state.variables['params'], expected)
   assert done.clients.tolist() == [0, 1, 2] and done.samples.tolist() == [3, 2, 3]
@@ -67,7 +67,7 @@ def test_a_round_of_fedavg_averages_clients_that_trained_alone(setting, weightin
     part, params = draw.permutation(part), variables['params']
     for batch in (part[:2], part[2:]) * 2:
       if len(batch):
-        gradient = gradient_of(params, federation.images[batch], federation.labels[batch])
+        gradient = gradient_of(params, federation.samples[batch], federation.targets[batch])
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
     deltas.append(jax.tree.map(jnp.subtract, params, variables['params']))
   mean = jax.tree.map(lambda *xs: np.average(np.stack(xs), axis=0, weights=weights), *deltas)
@@ -141,12 +141,12 @@ def test_some_defend_themselves_and_others_do_not(setting):
   parts = [plain[0], compressed[1], plain[2]]
   mean = jax.tree.map(lambda a, b, c: (a + b + c) / (2 + (b != 0)), *parts)
   close(state.variables['params'], jax.tree.map(jnp.add, variables['params'], mean))
-  assert simulation._padded(federation, [PARTITION[1]], 2)['images'].shape[1] == 2
+  assert simulation._padded(federation, [PARTITION[1]], 2)['samples'].shape[1] == 2
 
 
 def upload(linear, chain):
   client = Client(linear.client.model, 10, upload=chain)
-  one = jax.jit(client.local_update)(KEY, linear.variables, linear.images[:2], linear.labels[:2])
+  one = jax.jit(client.local_update)(KEY, linear.variables, linear.samples[:2], linear.targets[:2])
   return jax.tree.map(lambda x: np.asarray(x)[np.newaxis], one)
 
 
@@ -168,7 +168,7 @@ class Stop(Exception):
 @pytest.mark.parametrize('defense', [{}, {'upload': defenses.dgc(ratio=0.1)}], ids=['none', 'dgc'])
 def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defense):
   federation, variables = setting(defense, per_round=2, server=optax.sgd(1.0, 0.9))
-  test = federation.images, federation.labels
+  test = federation.samples, federation.targets
   whole, rows = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'whole')
 
   def stop(row, state, seconds):
@@ -190,7 +190,7 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
 
 def test_training_learns_eight_digits(setting):
   federation, variables = setting({'epochs': 3})
-  _, rows = training.train(KEY, federation, variables, 40, test=(federation.images, federation.labels))
+  _, rows = training.train(KEY, federation, variables, 40, test=(federation.samples, federation.targets))
   assert rows[0]['accuracy'] < 0.8 and rows[-1]['accuracy'] == 1
   assert rows[-1]['loss'] < rows[0]['loss'] / 3
 
@@ -226,7 +226,7 @@ def test_noise_at_the_server_is_geyers_mean_of_those_who_answered(setting):
     lane = simulation._padded(one, [generator.permutation(PARTITION[member]) for member in drawn], 3)
     row = list(drawn).index(client)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(KEY, 0), 1), client)
-    upload, _, _ = participate(key, variables, lane['images'][row], lane['labels'][row], lane['weights'][row])
+    upload, _, _ = participate(key, variables, lane['samples'][row], lane['targets'][row], lane['weights'][row])
     alone.append(moved((upload.update, jax.tree.map(np.zeros_like, upload.update))))
   norms = np.linalg.norm(alone, axis=1)
   bound = np.median(norms)
@@ -254,7 +254,7 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
   ledger = accounting.ledger(chain)
   federation, variables = setting({'upload': chain})
   budget = ledger.epsilon(4, 4).value + 1e-6
-  given = {'test': (federation.images, federation.labels), 'evaluate_every': 3, 'privacy': ledger}
+  given = {'test': (federation.samples, federation.targets), 'evaluate_every': 3, 'privacy': ledger}
   state, rows = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
   assert state.number == len(rows) == 4
   assert [row['epsilon'] for row in rows] == [ledger.epsilon(r, r).value for r in range(1, 5)]
@@ -292,7 +292,7 @@ def test_a_defense_at_the_server_is_handed_each_upload(setting):
   state, _ = simulation.run_round(federation, simulation.start(federation, variables), KEY)
   expected = jax.tree.map(jnp.zeros_like, variables['params'])
   for members, weight in zip(PARTITION[:3], (3, 2, 3), strict=True):
-    gradient = gradient_of(variables['params'], federation.images[members], federation.labels[members])
+    gradient = gradient_of(variables['params'], federation.samples[members], federation.targets[members])
     norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
     assert norm > 0.3
     expected = jax.tree.map(lambda e, g, w=weight, n=norm: e + w / 8 * 0.3 / n * g, expected, gradient)

@@ -32,7 +32,7 @@ def scenario():
 @pytest.mark.parametrize('reduction', ['mean', 'sum'])
 def test_next_tokens_by_hand(reduction):
   made = texts.scenario(gl.losses.next_token(reduction=reduction), number=8)
-  samples = made.images[:3].copy()
+  samples = made.samples[:3].copy()
   samples[0, 4:] = 0
   samples[1, 7:] = 0
   logs = log_softmax(logits(made.client, made.variables, samples))
@@ -41,21 +41,21 @@ def test_next_tokens_by_hand(reduction):
   ]
   assert len(terms) == 3 + 6 + 9
   expected = np.sum(terms) if reduction == 'sum' else np.mean(terms)  # over all positions, as PyTorch's ignore_index
-  assert of_batch(made.client, made.variables, samples, made.labels[:3]) == pytest.approx(expected, rel=1e-5)
+  assert of_batch(made.client, made.variables, samples, made.targets[:3]) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize('kind', ['bert', 'gpt'])
 def test_masked_tokens_by_hand(kind):
   head = 'masked' if kind == 'bert' else 'next'
   made = texts.scenario(gl.losses.masked_token(share=0.3, seed=4), head, kind, number=8)
-  samples = made.images[:3].copy()
+  samples = made.samples[:3].copy()
   samples[0, 6:] = 0
   places = np.random.default_rng(4).permutation(texts.LENGTH)[:3]
   covered = samples.copy()
   covered[:, places] = np.where(samples[:, places] == 0, 0, MASK)
   logs = log_softmax(logits(made.client, made.variables, covered))
   terms = [-logs[n, t, samples[n, t]] for n in range(3) for t in places if samples[n, t] != 0]
-  found = of_batch(made.client, made.variables, samples, made.labels[:3])
+  found = of_batch(made.client, made.variables, samples, made.targets[:3])
   assert found == pytest.approx(np.mean(terms), rel=1e-5)
 
 
@@ -64,27 +64,27 @@ def test_masked_tokens_by_hand(kind):
 )
 def test_one_hot_probabilities_give_the_gradient_of_ids(loss, head, kind):
   made = texts.scenario(loss, head, kind, number=8)
-  samples = made.images[:2].copy()
+  samples = made.samples[:2].copy()
   samples[0, 5:] = 0
   relaxed = jnp.asarray(texts.one_hot(samples, made.client.num_classes))
   both = [
-    made.client.gradient(made.variables, x, jnp.asarray(made.labels[:2])) for x in (jnp.asarray(samples), relaxed)
+    made.client.gradient(made.variables, x, jnp.asarray(made.targets[:2])) for x in (jnp.asarray(samples), relaxed)
   ]
   for a, b in zip(*map(jax.tree.leaves, both), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(a).max()) + 1e-9)
 
 
 def test_what_the_labels_say_changes_no_gradient(scenario):
-  samples = jnp.asarray(scenario.images[:2])
+  samples = jnp.asarray(scenario.samples[:2])
   first, second = (scenario.client.gradient(scenario.variables, samples, jnp.asarray(y)) for y in ([0, 1], [4, 4]))
   assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True))
 
 
 def test_sequences_of_one_token(scenario):
   """Nothing follows: alone the gradient is zero and finite, beside others they count for nothing."""
-  samples = scenario.images[:2].copy()
+  samples = scenario.samples[:2].copy()
   samples[0, 1:] = 0
-  labels = jnp.asarray(scenario.labels[:2])
+  labels = jnp.asarray(scenario.targets[:2])
   alone = scenario.client.gradient(scenario.variables, jnp.asarray(samples[:1]), labels[:1])
   assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(alone))
   both = scenario.client.gradient(scenario.variables, jnp.asarray(samples), labels)
@@ -95,9 +95,9 @@ def test_sequences_of_one_token(scenario):
 
 def test_a_mean_over_local_batches_counts_positions(scenario):
   """A gradient of a batch is that of its parts, weighted by the positions that count."""
-  samples = scenario.images[:2].copy()
+  samples = scenario.samples[:2].copy()
   samples[0, 4:] = 0
-  labels = jnp.asarray(scenario.labels[:2])
+  labels = jnp.asarray(scenario.targets[:2])
   parts = [
     scenario.client.gradient(scenario.variables, jnp.asarray(samples[i : i + 1]), labels[i : i + 1]) for i in (0, 1)
   ]
@@ -114,7 +114,7 @@ def test_what_has_no_tokens_is_refused(scenario):
   with pytest.raises(gl.UsageError, match='these samples are embeddings of 16 numbers'):
     scenario.client.gradient(scenario.variables, embedded, jnp.asarray([0, 1]))
   with pytest.raises(gl.UsageError, match=r'labels are int32 of shape \(3,\), expected 2 integers'):
-    scenario.client.gradient(scenario.variables, jnp.asarray(scenario.images[:2]), jnp.asarray([0, 1, 2]))
+    scenario.client.gradient(scenario.variables, jnp.asarray(scenario.samples[:2]), jnp.asarray([0, 1, 2]))
 
 
 def test_a_client_refuses_what_are_no_tokens(scenario):

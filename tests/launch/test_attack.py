@@ -31,7 +31,7 @@ def folder(small_images, tmp_path_factory):
 def start(folder, *flags):
   """Runs the program on the files in a folder; later flags replace earlier ones."""
   files = [f'--{name}={folder}/{name}.npz' for name in ('update', 'weights')]
-  common = ('--image_shape=8,8,1', '--model=mlp(widths=16)', '--controls=2', '--compilation_cache=')
+  common = ('--sample_shape=8,8,1', '--model=mlp(widths=16)', '--controls=2', '--compilation_cache=')
   return programs.start('attack', *files, *common, f'--workdir={folder}/found', *flags)
 
 
@@ -72,7 +72,7 @@ def test_what_was_sent_and_what_came_back_with_the_truth(folder, tmp_path):
     (['--returned=weights.npz'], ['--update and --returned are both given']),
     (['--update=', '--returned={folder}/returned.npz', '--share=gradient'], ['leave out --share=gradient']),
     (['--truth={folder}/weights.npz'], ['expected one array of samples, called samples or images']),
-    (['--image_shape=8'], ['--image_shape=8, expected height,width,channels as in 32,32,3']),
+    (['--sample_shape=8'], ['--sample_shape=8, expected height,width,channels as in 32,32,3']),
     (['--names=fc1'], ['--names=fc1, expected module=module']),
     (['--labels=guess'], ["unknown way to obtain labels 'guess'", 'bias_corrected']),
     (['--labels=1;2'], ['labels are [1, 2], expected 1 integers']),

@@ -151,9 +151,9 @@ def test_prepared_mnist_is_what_the_archives_hold(tmp_path):
       gzip.decompress((archives / f'{prefix}-images-idx3-ubyte.gz').read_bytes()), np.uint8, -1, 16
     )
     labels = np.frombuffer(gzip.decompress((archives / f'{prefix}-labels-idx1-ubyte.gz').read_bytes()), np.uint8, -1, 8)
-    pixels = np.rint(dataset.images * 255).astype(np.uint8)
+    pixels = np.rint(dataset.samples * 255).astype(np.uint8)
     # TFDS shuffles, so the examples are compared as a multiset.
-    found = sorted(image.tobytes() + bytes([label]) for image, label in zip(pixels, dataset.labels, strict=True))
+    found = sorted(image.tobytes() + bytes([label]) for image, label in zip(pixels, dataset.targets, strict=True))
     assert found == sorted(
       image.tobytes() + bytes([label]) for image, label in zip(images.reshape(-1, 784), labels, strict=True)
     )

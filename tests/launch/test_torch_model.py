@@ -80,7 +80,7 @@ def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, mo
   network(torch.rand(1, 1, 8, 8)).square().sum().backward()
   np.savez(tmp_path / 'update.npz', **{name: one.grad.numpy() for name, one in network.named_parameters()})
   done = programs.start(
-    'attack', '--torch_model=my_networks:net', '--weights=weights.pt', '--update=update.npz', '--image_shape=8,8,1',
+    'attack', '--torch_model=my_networks:net', '--weights=weights.pt', '--update=update.npz', '--sample_shape=8,8,1',
     '--attacks=csdlg(steps=3)', '--controls=2', '--labels=3', '--torch_mean=0.1', '--torch_std=0.9', '--progress=none',
     f'--workdir={tmp_path}/found',
   )  # fmt: skip

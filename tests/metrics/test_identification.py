@@ -12,7 +12,7 @@ from gradleak.metrics import identification
 
 @pytest.fixture(scope='module')
 def digits():
-  return np.concatenate([gl.data.load('digits', split).images for split in ('test', 'train')])
+  return np.concatenate([gl.data.load('digits', split).samples for split in ('test', 'train')])
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +61,7 @@ def test_what_shows_nothing_is_last(digits, among):
 def test_null_gradients_find_no_more_than_chance(digits):
   """What csDLG makes of noise, compared with 1,280 originals that it did not attack."""
 
-  labels = np.concatenate([gl.data.load('digits', split).labels for split in ('test', 'train')])
+  labels = np.concatenate([gl.data.load('digits', split).targets for split in ('test', 'train')])
   model = gl.models.create('mlp(widths=16)', 10, init='explicit')
   scenario = gl.scenario(model, digits, labels, key=jax.random.key(0))
   found = gl.audit(

@@ -26,7 +26,7 @@ def recover(model, attack, *, controls=3):
   Prints them. The client has PyTorch's BatchNorm in evaluation, labels are known.
   """
   data = gl.data.load('faces', limit=1, image_size=16)
-  images, labels = jnp.asarray(data.images), jnp.asarray(data.labels)
+  images, labels = jnp.asarray(data.samples), jnp.asarray(data.targets)
   client = Client(model, 2, batch_norm='eval')
   attack = attack(client)
 
@@ -38,7 +38,7 @@ def recover(model, attack, *, controls=3):
     observation = observed(update, variables)
     state = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), attack.init(key, observation))
     state = jax.lax.fori_loop(0, attack.num_steps, lambda _, state: attack.step(state, observation)[0], state)
-    return attack.reconstruct(state, observation).images
+    return attack.reconstruct(state, observation).samples
 
   def uploads(key, variables):
     update, noise = client.gradient(variables, images, labels), null_gradient()
@@ -50,8 +50,8 @@ def recover(model, attack, *, controls=3):
     sent = jax.jit(uploads)(jax.random.key(1), variables)
     keys = jax.random.split(jax.random.key(2), 1 + controls)
     found = np.asarray(jax.jit(jax.vmap(run, (0, 0, None)))(keys, sent, variables))
-  reached = [float(np.mean(metrics.psnr(each, data.images))) for each in found]
-  correlation = float(np.corrcoef(found[0].ravel(), data.images.ravel())[0, 1])
+  reached = [float(np.mean(metrics.psnr(each, data.samples))) for each in found]
+  correlation = float(np.corrcoef(found[0].ravel(), data.samples.ravel())[0, 1])
   listed = ', '.join(f'{each:.1f}' for each in reached[1:])
   print(f'{model.name}: {reached[0]:.1f} dB, correlation {correlation:.2f}; controls {listed} dB')
   return reached[0], reached[1:], correlation

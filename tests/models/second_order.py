@@ -9,12 +9,12 @@ from gradleak import Client
 from gradleak.attacks.matching import distances
 
 
-def check_second_order(model, image_shape, batch_norm='train'):
+def check_second_order(model, sample_shape, batch_norm='train'):
   """Checks the slope of the cosine distance between a client's gradients against differences of it, in float64."""
   rng = np.random.default_rng(0)
-  private, dummy, direction = rng.uniform(0, 1, (3, 2, *image_shape))
+  private, dummy, direction = rng.uniform(0, 1, (3, 2, *sample_shape))
   client, labels = Client(model, 5, batch_norm=batch_norm), np.asarray([1, 3], np.int32)
-  variables = jax.tree.map(np.asarray, jax.jit(model.init, static_argnums=1)(jax.random.key(0), image_shape))
+  variables = jax.tree.map(np.asarray, jax.jit(model.init, static_argnums=1)(jax.random.key(0), sample_shape))
   with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):  # Flax's norms promote float64 and float32
     variables = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), variables)
     gradient = jax.jit(lambda images: client.gradient(variables, images, labels))

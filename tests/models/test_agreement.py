@@ -27,7 +27,7 @@ class Net(nn.Module):
     return nn.Dense(6)(hidden.reshape(len(hidden), -1))
 
 
-def dense(key, image_shape):
+def dense(key, sample_shape):
   first, second = jax.random.split(key)
   return {
     'a': {'w': jax.random.normal(first, (192, 5)) / 14, 'b': jnp.zeros(5)},
@@ -46,21 +46,21 @@ class Original:
   def __init__(self, model):
     self.model, self.variables = model, model.init(jax.random.key(0), SHAPE)
     key = jax.random.key(1)
-    self.images, self.labels = np.asarray(jax.random.uniform(key, (3, *SHAPE))), np.array([0, 3, 1])
-    self.logits = np.asarray(model.apply(self.variables, self.images)[0])
+    self.samples, self.targets = np.asarray(jax.random.uniform(key, (3, *SHAPE))), np.array([0, 3, 1])
+    self.logits = np.asarray(model.apply(self.variables, self.samples)[0])
     client = gl.ClientSettings().client(model, self.logits.shape[1])
-    self.gradient = client.local_update(None, self.variables, self.images, self.labels).update
+    self.gradient = client.local_update(None, self.variables, self.samples, self.targets).update
 
   def outputs(self):
     """Returns what hooks save of `Net` with slope 0."""
     kept = lambda module, name: type(module) in (nn.Conv, nn.Dense)  # noqa: E731
-    _, seen = Net().apply(self.variables, self.images, capture_intermediates=kept)
+    _, seen = Net().apply(self.variables, self.samples, capture_intermediates=kept)
     layers = {name: np.asarray(each['__call__'][0]) for name, each in seen['intermediates'].items()}
     channels_first = {n: x.transpose(0, 3, 1, 2) if x.ndim == 4 else x for n, x in layers.items()}
     return {theirs: channels_first[ours] for theirs, ours in NAMES.items()}
 
   def compare(self, model=None, variables=None, **options):
-    return agreement(model or self.model, variables or self.variables, self.images, self.logits, **options)
+    return agreement(model or self.model, variables or self.variables, self.samples, self.logits, **options)
 
 
 @pytest.fixture(scope='module')
@@ -69,7 +69,7 @@ def original():
 
 
 def test_an_equal_network_agrees_in_everything(original):
-  found = original.compare(outputs=original.outputs(), names=NAMES, gradient=original.gradient, labels=original.labels)
+  found = original.compare(outputs=original.outputs(), names=NAMES, gradient=original.gradient, labels=original.targets)
   assert found.agrees and found.first is None and str(found).endswith('no relative difference is above 0.0001.')
   parameters = [f'{layer}/{leaf}' for layer in NAMES.values() for leaf in ('kernel', 'bias')]
   assert [each.name for each in found.differences] == [*NAMES.values(), 'logits', *parameters]
@@ -105,8 +105,8 @@ def test_a_wrong_backward_pass_is_found_from_the_end():
   original = Original(right)
   layers = [trees.Layer('a', (('a', 'w'), ('a', 'b'))), trees.Layer('z', (('z', 'w'),))]
   wrong = models.from_functions(dense, stopped, layers=layers)
-  given = {'gradient': original.gradient, 'labels': original.labels}
-  outputs = outputs_of(original.variables['params'], original.images)
+  given = {'gradient': original.gradient, 'labels': original.targets}
+  outputs = outputs_of(original.variables['params'], original.samples)
   assert original.compare(**given).agrees
   found = original.compare(wrong, outputs=outputs, outputs_of=outputs_of, **given)
   assert [each.name for each in found.departing] == ['a/w', 'a/b'] and found.first == Difference('gradient', 'a/b', 1.0)
@@ -146,10 +146,10 @@ def test_what_does_not_fit_is_refused(original, change, words):
 
 def test_images_and_logits_that_do_not_fit_are_refused(original):
   for images, logits, words in [
-    (original.images[0], original.logits, 'images have shape (8, 8, 3), expected [N, H, W, C]'),
-    (original.images.transpose(0, 3, 1, 2), original.logits, 'the variables do not fit'),
-    (original.images, original.logits[:2], 'the logits have shape (2, 6), and those of the model (3, 6)'),
-    (original.images, 'logits', 'expected an array of numbers'),
+    (original.samples[0], original.logits, 'images have shape (8, 8, 3), expected [N, H, W, C]'),
+    (original.samples.transpose(0, 3, 1, 2), original.logits, 'the variables do not fit'),
+    (original.samples, original.logits[:2], 'the logits have shape (2, 6), and those of the model (3, 6)'),
+    (original.samples, 'logits', 'expected an array of numbers'),
   ]:
     with pytest.raises(gl.UsageError) as caught:
       agreement(original.model, original.variables, images, logits)
@@ -160,7 +160,7 @@ def test_gradients_of_another_shape_are_refused(original):
   gradient = jax.tree.map(np.asarray, original.gradient)
   gradient['Conv_0']['bias'] = np.zeros(7)
   with pytest.raises(gl.UsageError, match=r'the gradient of Conv_0/bias has shape \(7,\), expected \(4,\)'):
-    original.compare(gradient=gradient, labels=original.labels)
+    original.compare(gradient=gradient, labels=original.targets)
 
 
 def test_functions_without_outputs_of_have_no_layers_to_compare():

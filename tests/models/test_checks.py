@@ -23,8 +23,8 @@ def message(function, *arguments, **options):
 # ---- variables
 
 
-def zeros(model, image_shape=SHAPE):
-  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+def zeros(model, sample_shape=SHAPE):
+  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
   return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
 
@@ -65,8 +65,8 @@ def test_the_first_difference_is_named():
   def changed(layer, **values):
     return {'params': {**variables['params'], layer: values}}
 
-  def difference(given, image_shape=SHAPE):
-    return message(models.check_variables, model, given, image_shape)
+  def difference(given, sample_shape=SHAPE):
+    return message(models.check_variables, model, given, sample_shape)
 
   assert difference(variables, (9, 9, 1)) == (
     "the variables do not fit the model 'lenet' for images of shape (9, 9, 1): "
@@ -174,7 +174,7 @@ def test_from_functions_takes_functions():
   ):  # fmt: skip
     found = message(models.from_functions, init, apply)
     assert found.startswith(
-      f'from_functions takes two functions, init(key, image_shape) and apply(params, images), and {role} is '
+      f'from_functions takes two functions, init(key, sample_shape) and apply(params, images), and {role} is '
     )
     assert 'from_flax or from_nnx; for an Equinox module, params, static = eqx.partition(module, eqx.is_array)' in found
   models.from_functions(function, jax.tree_util.Partial(function, jnp.zeros(2)))

@@ -117,7 +117,7 @@ def test_logits_and_gradient_are_those_of_the_network_in_pytorchs_layout(between
 
   theirs = jax.grad(lambda weights: loss(there(between, weights, images)))(weights)
   np.savez(tmp_path / 'gradient.npz', **theirs)
-  update = gl.read_update(tmp_path / 'gradient.npz', model, variables, image_shape=SHAPE)
+  update = gl.read_update(tmp_path / 'gradient.npz', model, variables, sample_shape=SHAPE)
   params = variables['params']
   ours = jax.grad(lambda params: loss(model.apply({'params': params}, images)[0]))(params)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), update, ours)

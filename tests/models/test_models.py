@@ -20,7 +20,7 @@ SPECS = {
 }
 
 
-def uniform_variables(model, image_shape):
+def uniform_variables(model, sample_shape):
   """Returns variables of the model's shapes without compiling its initialisation: norms about one, all else zero."""
   rng = np.random.default_rng(0)
 
@@ -28,7 +28,7 @@ def uniform_variables(model, image_shape):
     centre = 1.0 if path[-1].key in ('scale', 'var') else 0.0
     return jnp.asarray(rng.uniform(centre - 0.5, centre + 0.5, leaf.shape), leaf.dtype)
 
-  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
   return jax.tree.map_with_path(draw, shapes)
 
 
@@ -40,9 +40,9 @@ def convnet():
   return uniform_variables(model, (12, 12, 1)), images, jax.jit(model.apply, static_argnums=2)
 
 
-def count(spec, image_shape, num_classes=10, collection='params'):
+def count(spec, sample_shape, num_classes=10, collection='params'):
   model = models.create(spec, num_classes)
-  shapes = jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
   return sum(leaf.size for leaf in jax.tree.leaves(shapes.get(collection, {})))
 
 
@@ -55,7 +55,7 @@ def test_every_registered_model_is_tested():
 
 
 @pytest.mark.parametrize(
-  ('spec', 'image_shape', 'parameters'),
+  ('spec', 'sample_shape', 'parameters'),
   [
     # 12 filters of 5·5·3, two times 12 of 5·5·12, and 768 or 588 features to ten logits
     ('lenet', (32, 32, 3), (75 + 1) * 12 + 2 * (300 + 1) * 12 + (768 + 1) * 10),
@@ -76,8 +76,8 @@ def test_every_registered_model_is_tested():
     ('convnet(width=2)', (25, 25, 1), 10 * 2 + 19 * 4 + 37 * 4 + 37 * 8 + 4 * 73 * 8 + (4 * 8 + 1) * 10 + 2 * 50),
   ],
 )
-def test_parameter_counts_by_hand(spec, image_shape, parameters):
-  assert count(spec, image_shape) == parameters
+def test_parameter_counts_by_hand(spec, sample_shape, parameters):
+  assert count(spec, sample_shape) == parameters
 
 
 def test_lenet_on_cifar_has_15826_parameters():
@@ -165,22 +165,22 @@ def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(conv
 
 
 @pytest.mark.parametrize('spec', SPECS)
-@pytest.mark.parametrize('image_shape', [(25, 25, 1), (28, 28, 1), (9, 14, 3)])
-def test_any_size(spec, image_shape):
+@pytest.mark.parametrize('sample_shape', [(25, 25, 1), (28, 28, 1), (9, 14, 3)])
+def test_any_size(spec, sample_shape):
   model = models.create(spec, 7)
 
   def run(key, images):
-    variables = model.init(key, image_shape)
+    variables = model.init(key, sample_shape)
     return model.apply(variables, images, True)[0], model.features(variables, images)
 
-  logits, features = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *image_shape), jnp.float32))
+  logits, features = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *sample_shape), jnp.float32))
   assert logits.shape == (3, 7) and features.shape[0] == 3
 
 
-@pytest.mark.parametrize(('spec', 'image_shape'), [('cnn', (3, 8, 1)), ('convnet(width=2)', (32, 8, 3))])
-def test_images_too_small_for_the_pooling(spec, image_shape):
-  with pytest.raises(errors.UsageError, match=f'{image_shape[0]}×{image_shape[1]}'):
-    jax.eval_shape(lambda key: models.create(spec, 10).init(key, image_shape), jax.random.key(0))
+@pytest.mark.parametrize(('spec', 'sample_shape'), [('cnn', (3, 8, 1)), ('convnet(width=2)', (32, 8, 3))])
+def test_images_too_small_for_the_pooling(spec, sample_shape):
+  with pytest.raises(errors.UsageError, match=f'{sample_shape[0]}×{sample_shape[1]}'):
+    jax.eval_shape(lambda key: models.create(spec, 10).init(key, sample_shape), jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_arguments_of_a_factory_reach_the_model():
 
 
 @pytest.mark.parametrize(
-  ('spec', 'image_shape', 'total', 'squares'),
+  ('spec', 'sample_shape', 'total', 'squares'),
   [
     ('mlp', (5, 5, 1), -103.52318, 2407.00101),
     ('cnn', (6, 6, 1), -42.80351, 2122.49804),
@@ -283,16 +283,16 @@ def test_arguments_of_a_factory_reach_the_model():
     ('lenet4', (8, 8, 1), 6.32049, 987.32128),
   ],
 )
-def test_initial_values_are_those_of_release_0_1(spec, image_shape, total, squares):
+def test_initial_values_are_those_of_release_0_1(spec, sample_shape, total, squares):
   """Sums of the parameters and of their squares, recorded before sizes became settings."""
   init = jax.jit(models.create(spec, 10).init, static_argnums=1)
-  leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(init(jax.random.key(7), image_shape)['params'])]
+  leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(init(jax.random.key(7), sample_shape)['params'])]
   np.testing.assert_allclose(sum(leaf.sum() for leaf in leaves), total, atol=1e-4)
   np.testing.assert_allclose(sum(np.square(leaf).sum() for leaf in leaves), squares, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-  ('spec', 'image_shape', 'parameters'),
+  ('spec', 'sample_shape', 'parameters'),
   [
     ('mlp(widths=16)', (5, 5, 1), 26 * 16 + 17 * 10),
     ('mlp(widths=9-8-7-6)', (5, 5, 1), 26 * 9 + 10 * 8 + 9 * 7 + 8 * 6 + 7 * 10),
@@ -302,8 +302,8 @@ def test_initial_values_are_those_of_release_0_1(spec, image_shape, total, squar
     ('lenet4(width=1)', (8, 8, 1), 26 + 3 * 26 + 5 * 10),
   ],
 )
-def test_sizes_by_hand(spec, image_shape, parameters):
-  assert count(spec, image_shape) == parameters
+def test_sizes_by_hand(spec, sample_shape, parameters):
+  assert count(spec, sample_shape) == parameters
 
 
 def test_the_first_hidden_layer_has_the_activation_and_the_others_relu():

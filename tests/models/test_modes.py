@@ -73,7 +73,7 @@ class OppositeFlag(Body):
 def upload(model, images, labels, batch_norm, key=None):
   """Returns (the scenario's client's update, its new statistics)."""
   scenario = gl.scenario(model, images, labels, key=jax.random.key(0), batch_norm=batch_norm)
-  made, _, statistics = scenario.client.participate(key, scenario.variables, scenario.images, scenario.labels)
+  made, _, statistics = scenario.client.participate(key, scenario.variables, scenario.samples, scenario.targets)
   return made.update, statistics
 
 

@@ -278,7 +278,7 @@ def test_a_scenario_with_a_bottleneck(small_images):
   scenario = gradleak.scenario(model, *small_images, key=jax.random.key(0))
   assert scenario.settings['model'] == 'lenet+precode(size=16)'
   upload = jax.jit(scenario.client.local_update)(
-    jax.random.key(1), scenario.variables, scenario.images[:2], scenario.labels[:2]
+    jax.random.key(1), scenario.variables, scenario.samples[:2], scenario.targets[:2]
   )
   assert jax.tree.structure(upload.update) == jax.tree.structure(scenario.variables['params'])
   assert all(np.isfinite(leaf).all() and np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(upload.update))

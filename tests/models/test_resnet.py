@@ -17,9 +17,9 @@ from tests.models.test_torch_weights import written
 
 
 @functools.cache
-def shapes(spec, image_shape, num_classes=10):
+def shapes(spec, sample_shape, num_classes=10):
   model = models.create(spec, num_classes)
-  return jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  return jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
 
 
 def count(variables, collection):
@@ -31,7 +31,7 @@ def small(norm='batch', project=False, blocks=(1, 1), conv='patches', **options)
   return from_flax(resnet.ResNet(5, 'default', conv, 4, norm, blocks, project), 'small', **options)
 
 
-def draw(model, image_shape, seed=0):
+def draw(model, sample_shape, seed=0):
   """Returns variables of the model's shapes: norms about one, convolutions of unit gain."""
   rng = np.random.default_rng(seed)
 
@@ -41,7 +41,7 @@ def draw(model, image_shape, seed=0):
     fan_in = leaf.shape[-1] if leaf.ndim == 2 else 4
     return (rng.normal(size=leaf.shape) / np.sqrt(fan_in)).astype(np.float32)
 
-  return jax.tree.map_with_path(values, jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0)))
+  return jax.tree.map_with_path(values, jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_layers_in_forward_order_hold_every_parameter_once_each_weight_with_its_
   ],
 )
 def test_any_size(spec, features):
-  image_shape = (9, 14, 3)
+  sample_shape = (9, 14, 3)
   model = models.create(spec, 7)
 
   def run(variables, images):
     return model.apply(variables, images, True)[0], model.features(variables, images)
 
-  logits, found = jax.eval_shape(run, shapes(spec, image_shape, 7), jnp.zeros((3, *image_shape), jnp.float32))
+  logits, found = jax.eval_shape(run, shapes(spec, sample_shape, 7), jnp.zeros((3, *sample_shape), jnp.float32))
   assert logits.shape == (3, 7) and logits.dtype == jnp.float32
   assert found.shape == (3, features)
 
@@ -317,13 +317,13 @@ def torch_entries(variables, channels):
   return entries
 
 
-def check_forward_pass(model, blocks, norm, image_shape, modes):
-  variables = draw(model, image_shape)
-  images = np.random.default_rng(1).uniform(0, 1, (3, *image_shape)).astype(np.float32)
+def check_forward_pass(model, blocks, norm, sample_shape, modes):
+  variables = draw(model, sample_shape)
+  images = np.random.default_rng(1).uniform(0, 1, (3, *sample_shape)).astype(np.float32)
   images *= np.float32([1, 0.5, 0.1]).reshape(
     3, 1, 1, 1
   )  # pixels are averaged, so that only contrast tells images apart
-  entries = torch_entries(variables, image_shape[-1])
+  entries = torch_entries(variables, sample_shape[-1])
   computed = jax.jit(lambda v: [model.apply(v, images, train)[0] for train in modes])(variables)
   for train, logits in zip(modes, computed, strict=True):
     expected = residual_network(entries, images, blocks, norm, train)
@@ -414,9 +414,9 @@ def test_logits_are_features_times_the_last_dense_layer():
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def matching(model, variables, image_shape, train):
+def matching(model, variables, sample_shape, train):
   """Returns (private and dummy images of three trials, the compiled objective of gradient matching with its slope)."""
-  private, dummy = np.random.default_rng(2).uniform(0, 1, (2, 3, 2, *image_shape)).astype(np.float32)
+  private, dummy = np.random.default_rng(2).uniform(0, 1, (2, 3, 2, *sample_shape)).astype(np.float32)
   labels = jnp.asarray([1, 3], jnp.int32)
 
   def gradient(images):

@@ -548,7 +548,7 @@ def test_a_dense_network_gives_its_image_away_in_the_order_of_our_pixels():
   model, variables = gl.models.from_torch(module, x, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), check=False)
   update = gl.Client(model, 4).local_update(None, variables, ours(x), np.array([2])).update
   found = gl.attack(jax.random.key(0), model, variables, update, attacks=[gl.attacks.fidel()], labels=[2], controls=2)
-  np.testing.assert_allclose(found.inversions[0].images[0], ours(x)[0], atol=1e-4)
+  np.testing.assert_allclose(found.inversions[0].samples[0], ours(x)[0], atol=1e-4)
 
 
 @pytest.mark.slow
@@ -561,8 +561,8 @@ def test_an_audit_from_end_to_end():
   for parameter in module.parameters():
     nn.init.uniform_(parameter, -0.5, 0.5)
   data = gl.data.load('digits', limit=60)
-  model, variables = gl.models.from_torch(module, data.images[:2])
-  scenario = gl.scenario(model, data.images, data.labels, variables=variables)
+  model, variables = gl.models.from_torch(module, data.samples[:2])
+  scenario = gl.scenario(model, data.samples, data.targets, variables=variables)
   defenses = [None, gl.defenses.soteria(rate=0.6), gl.defenses.fragmentation(ratio=0.5), gl.defenses.outpost()]
   result = gl.audit(jax.random.key(1), scenario, defenses, [gl.attacks.csdlg(tv=1e-6)], num_trials=2, steps=600)
   rows = [row for row in result.rows if row['adaptive'] is None]

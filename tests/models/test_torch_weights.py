@@ -269,9 +269,9 @@ def test_group_norm_takes_the_same_names_without_statistics(entries, tmp_path):
 
 
 def test_weights_that_do_not_fit_are_named(entries, tmp_path):
-  def message(arrays, model, image_shape=(8, 8, 1)):
+  def message(arrays, model, sample_shape=(8, 8, 1)):
     with pytest.raises(errors.UsageError) as caught:
-      torch_weights.load(written('npz', arrays, tmp_path), model, image_shape)
+      torch_weights.load(written('npz', arrays, tmp_path), model, sample_shape)
     return str(caught.value)
 
   fewer = {name: values for name, values in entries.items() if name != 'layer1.0.conv2.weight'}
@@ -344,7 +344,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value, tmp_path, small_
     lambda: gl.scenario(model, *small_images, key=jax.random.key(0), previous=variables),
     lambda: gl.models.agreement(model, variables, small_images[0], np.zeros((8, 10))),
     lambda: gl.inspect(model, variables, (8, 8, 1)),
-    lambda: gl.attack(jax.random.key(0), model, variables, built.variables['params'], image_shape=(8, 8, 1)),
+    lambda: gl.attack(jax.random.key(0), model, variables, built.variables['params'], sample_shape=(8, 8, 1)),
   ):
     with pytest.raises(errors.UsageError, match=words):
       use()

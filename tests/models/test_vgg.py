@@ -37,9 +37,9 @@ def features(name, norm, divisor=1, channels=3):
   return found
 
 
-def shapes(spec, image_shape=(32, 32, 3)):
+def shapes(spec, sample_shape=(32, 32, 3)):
   model = models.create(spec, 10)
-  return jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  return jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_weights_of_torchvision_give_the_logits_of_numpy(norm, tmp_path):
     'classifier.6.bias': np.zeros(2, np.float32),
   }
   model = models.create(f'vgg11(width=4,norm={norm})', 10, init='default')
-  path, image_shape = written('zip', theirs, tmp_path), (34, 16, 3)
+  path, sample_shape = written('zip', theirs, tmp_path), (34, 16, 3)
   with pytest.raises(
     errors.UsageError, match=r'missing: linear\.bias, linear\.weight; not in the model: classifier\.0'
   ):
-    torch_weights.load(path, model, image_shape)
-  variables = torch_weights.load(path, model, image_shape, head=jax.random.key(0))
-  images = rng.uniform(0, 1, (2, *image_shape)).astype(np.float32)
+    torch_weights.load(path, model, sample_shape)
+  variables = torch_weights.load(path, model, sample_shape, head=jax.random.key(0))
+  images = rng.uniform(0, 1, (2, *sample_shape)).astype(np.float32)
   last = {name: np.asarray(values, np.float64) for name, values in variables['params']['linear'].items()}
   expected = reference({**entries, 'linear.weight': last['kernel'].T, 'linear.bias': last['bias']}, images)
   assert np.ptp(expected, axis=0).max() > 0.01

@@ -20,9 +20,9 @@ TINY = 'vit_tiny(depth=2,width=8,heads=2)'
 
 
 @functools.cache
-def shapes(spec, image_shape, num_classes=10):
+def shapes(spec, sample_shape, num_classes=10):
   model = models.create(spec, num_classes)
-  return jax.eval_shape(lambda key: model.init(key, image_shape), jax.random.key(0))
+  return jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
 
 
 def timm(width, depth, patch, tokens, channels, classes):
@@ -153,9 +153,9 @@ def test_pixels_of_timm_are_about_zero(entries, tmp_path):
 
 
 def test_weights_that_do_not_fit_are_named(entries, tmp_path):
-  def message(arrays, spec=TINY, image_shape=(8, 12, 3)):
+  def message(arrays, spec=TINY, sample_shape=(8, 12, 3)):
     with pytest.raises(errors.UsageError) as caught:
-      torch_weights.load(written('npz', arrays, tmp_path), models.create(spec, 10), image_shape)
+      torch_weights.load(written('npz', arrays, tmp_path), models.create(spec, 10), sample_shape)
     return str(caught.value)
 
   fewer = {name: values for name, values in entries.items() if name != 'blocks.1.attn.qkv.bias'}
@@ -164,8 +164,8 @@ def test_weights_that_do_not_fit_are_named(entries, tmp_path):
   assert message({**entries, 'fc_norm.weight': np.ones(8)}).endswith('not in the model: fc_norm.weight')
   odd = {**entries, 'blocks.0.attn.qkv.bias': np.ones(23)}
   assert 'not in the model: blocks.0.attn.qkv.bias' in message(odd)
-  assert 'pos_embed (7, 8) where the model has (5, 8)' in message(entries, image_shape=(8, 8, 3))
-  assert 'patch_embed.proj.weight (8, 48) where the model has (16, 8)' in message(entries, image_shape=(8, 12, 1))
+  assert 'pos_embed (7, 8) where the model has (5, 8)' in message(entries, sample_shape=(8, 8, 3))
+  assert 'patch_embed.proj.weight (8, 48) where the model has (16, 8)' in message(entries, sample_shape=(8, 12, 1))
   assert 'patch_embed.proj.weight (8, 48) where the model has (12, 8)' in message(
     entries, TINY[:-1] + ',patch=2)', (4, 6, 3)
   )
@@ -186,7 +186,7 @@ def test_the_head_of_another_number_of_classes_is_drawn(entries, tmp_path):
 def test_a_captured_update_of_timm_is_read(entries, tmp_path):
   model, path = models.create(TINY, 10), written('npz', entries, tmp_path)
   variables = torch_weights.load(path, model, (8, 12, 3))
-  read = gl.read_update(path, model, variables, image_shape=(8, 12, 3))
+  read = gl.read_update(path, model, variables, sample_shape=(8, 12, 3))
   jax.tree.map(np.testing.assert_array_equal, read, variables['params'])
 
 
@@ -225,11 +225,11 @@ def test_bad_settings_are_named(spec, words):
   assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize('image_shape', [(9, 8, 1), (8, 25, 3)])
-def test_images_that_the_patches_do_not_cover(image_shape):
-  expected = f'patch=4 needs images whose sides are multiples of 4, got {image_shape[0]}×{image_shape[1]}'
+@pytest.mark.parametrize('sample_shape', [(9, 8, 1), (8, 25, 3)])
+def test_images_that_the_patches_do_not_cover(sample_shape):
+  expected = f'patch=4 needs images whose sides are multiples of 4, got {sample_shape[0]}×{sample_shape[1]}'
   with pytest.raises(errors.UsageError, match=expected):
-    shapes(TINY, image_shape)
+    shapes(TINY, sample_shape)
 
 
 @pytest.mark.slow

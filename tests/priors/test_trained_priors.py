@@ -19,7 +19,7 @@ SHAPE = (8, 8, 1)
 
 @pytest.fixture(scope='module')
 def images():
-  return gl.data.load('digits', 'train', limit=24).images
+  return gl.data.load('digits', 'train', limit=24).samples
 
 
 @pytest.fixture(scope='module')
@@ -84,7 +84,7 @@ def test_a_denoiser_removes_noise(images, tmp_path):
   state = training.train(jax.random.key(0), made, images, 400)
   trained.save(tmp_path / 'weights.npz', made.module, jax.device_get(state.average), images, dataset='digits')
   prior = trained.load(tmp_path / 'weights.npz', 'denoiser')
-  others = gl.data.load('digits', 'test', limit=20).images
+  others = gl.data.load('digits', 'test', limit=20).samples
   noisy = others + 0.3 * np.asarray(jax.random.normal(jax.random.key(1), others.shape))
   clean = prior.make(prior.weights, noisy, np.full(20, 0.3, np.float32))
   assert np.mean(np.square(clean - others)) < 0.6 * np.mean(np.square(noisy - others))
@@ -138,7 +138,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bits(learned, images, tm
 
 def test_private_images_that_it_has_seen_are_refused(learned, images):
   prior = trained.load(learned[2])
-  others = gl.data.load('digits', 'test', limit=4).images
+  others = gl.data.load('digits', 'test', limit=4).samples
   prior.check(others)
   with pytest.raises(UsageError, match='1 of the 5 private images are among'):
     prior.check(np.concatenate([others, images[3:4]]))

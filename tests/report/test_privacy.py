@@ -121,7 +121,7 @@ def test_the_epochs_of_a_guarantee_are_those_of_the_client(linear):
   """A delta releases an example in each local epoch, a gradient once."""
   settings = {'share': 'delta', 'local_epochs': 3}
   for client, releases in ((settings, 3), ({}, 1)):
-    scenario = gl.scenario(linear.client.model, linear.images, linear.labels, variables=linear.variables, **client)
+    scenario = gl.scenario(linear.client.model, linear.samples, linear.targets, variables=linear.variables, **client)
     given = AuditSettings(controls=1, knowledge='non-adaptive')
     attacks, defenses = [gl.attacks.csdlg(steps=1)], [gl.defenses.dpsgd(norm=1, noise=2)]
     (defense,) = methods(plan(jax.random.key(0), scenario, defenses, attacks, 1, given))['defenses'].values()

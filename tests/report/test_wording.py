@@ -80,7 +80,7 @@ def test_citations_follow_from_the_object_and_not_from_its_label():
   """Class fishing is cited under a harmless label, and a label that names a published method cites nothing."""
   dataset = gl.data.load('digits', limit=2)
   model = gl.models.create('mlp', dataset.num_classes)
-  scenario = gl.scenario(model, dataset.images, dataset.labels, key=jax.random.key(0))
+  scenario = gl.scenario(model, dataset.samples, dataset.targets, key=jax.random.key(0))
   attacks = {'harmless': gl.servers.class_fishing(), 'dlg(history=100)': gl.attacks.csdlg(steps=1)}
   defenses = {'none': None, 'soteria(rate=0.5)': gl.defenses.wrap(optax.identity(), 'upload')}
   given = AuditSettings(controls=1, knowledge='non-adaptive')

@@ -27,9 +27,9 @@ def compiled(client):
   return jax.jit(functools.partial(client.local_update, None))
 
 
-def masked(model, update, target, image_shape):
+def masked(model, update, target, sample_shape):
   """The update without the rows of the last layer that every sample has a share in."""
-  kernel, bias = last_layer(model, image_shape, update)
+  kernel, bias = last_layer(model, sample_shape, update)
   own = (np.arange(trees.get(update, bias).shape[0]) == target).astype(np.float32)
   kept = {path: np.asarray(trees.get(update, path)) * own for path in (kernel, bias)}
   return jax.tree_util.tree_map_with_path(lambda path, leaf: kept.get(trees.path_names(path), leaf), update)
@@ -106,7 +106,7 @@ def test_evidence_of_the_batch_becomes_that_of_one_sample(network, fished, small
   seen = fishing.isolated(network[0], with_evidence, 3, 2.0)
   assert_equal(seen.update, jax.tree.map(lambda x: 8 * x, observation.update))
   assert float(seen.noise) == 3 * 8**2 * 2 and seen.clip == np.inf
-  assert seen.image_shape == (1, 8, 8, 1) and seen.knowledge.labels == 'known' and np.argmax(seen.labels) == 3
+  assert seen.batch_shape == (1, 8, 8, 1) and seen.knowledge.labels == 'known' and np.argmax(seen.targets) == 3
   for factor, weights in ((1.0, fishing.isolated(network[0], observation, 3).weights), (0.5, seen.weights)):
     counted = jax.tree.map(lambda w, x: np.broadcast_to(w, x.shape), weights, observation.update)
     expected = masked(network[0], jax.tree.map(lambda x, f=factor: f * np.ones(x.shape), counted), 3, (8, 8, 1))
@@ -131,11 +131,11 @@ def test_the_isolated_sample_is_recovered(fished, small_images):
     return attack.reconstruct(state, observation)
 
   found = run(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
-  assert found.images.shape == (2, 1, 8, 8, 1) and np.all(found.labels == 3)
-  psnr = -10 * np.log10(np.mean((np.clip(found.images[:, 0], 0, 1) - images[3]) ** 2, axis=(1, 2, 3)))
+  assert found.samples.shape == (2, 1, 8, 8, 1) and np.all(found.labels == 3)
+  psnr = -10 * np.log10(np.mean((np.clip(found.samples[:, 0], 0, 1) - images[3]) ** 2, axis=(1, 2, 3)))
   print('PSNR', psnr)
   assert psnr.min() > 25
-  assert np.argmin([np.mean((found.images[0, 0] - image) ** 2) for image in images]) == 3
+  assert np.argmin([np.mean((found.samples[0, 0] - image) ** 2) for image in images]) == 3
 
 
 @pytest.fixture(scope='module')
@@ -264,14 +264,14 @@ def served(pair, **settings):
   update = compiled(sent.client)
 
   def answer(state):
-    return jax.tree.map(np.asarray, update(server.send(state), sent.images, sent.labels).update)
+    return jax.tree.map(np.asarray, update(server.send(state), sent.samples, sent.targets).update)
 
   return method, server, sent, answer
 
 
 def states(server, sent, answer):
   """Yields the state before each round and at the end."""
-  state = server.init(sent, len(sent.images))
+  state = server.init(sent, len(sent.samples))
   yield state
   for _ in range(server.rounds):
     if not server.finished(state):
@@ -293,7 +293,7 @@ def test_the_server_asks_and_finds_what_the_loop_does(pair, method):
 
   def query(variables):
     loop.append(variables)
-    return update(variables, sent.images, sent.labels).update
+    return update(variables, sent.samples, sent.targets).update
 
   public = pair.public[0] if method == 'difference' else None
   found = fish(query, pair.client.model, pair.variables, (8, 8, 1), 8, target=3, method=method, public=public)
@@ -303,7 +303,7 @@ def test_the_server_asks_and_finds_what_the_loop_does(pair, method):
   seen = server.observed(state)
   assert_equal((seen.variables, seen.update), (found.variables, found.update))
   assert_equal(asked[0], class_fished(pair.client.model, pair.variables, (8, 8, 1), 3))
-  features = np.asarray(jax.jit(pair.client.model.features)(pair.variables, sent.images))
+  features = np.asarray(jax.jit(pair.client.model.features)(pair.variables, sent.samples))
   assert np.abs(features - found.features).sum(axis=1).argmin() < 2  # one of the class
 
 
@@ -316,7 +316,7 @@ def test_rounds_end_early_or_by_their_number(pair, method):
     # Of a search that is cut short, the last round as it is.
     assert not server.finished(after)
     assert_equal(server.observed(after), Observed(server.send(before), answer(before)))
-  one = pair._replace(images=pair.images[1:], labels=pair.labels[1:])
+  one = pair._replace(samples=pair.samples[1:], targets=pair.targets[1:])
   _, server, sent, answer = served(one, method=method)
   *_, first, state = states(server, sent, answer)
   assert not server.finished(first) and state.fished.alone and state.fished.queries == 1
@@ -339,7 +339,7 @@ def test_the_truth_is_the_sample_that_was_isolated(pair, method):
   def at(seen, images, labels):
     return float(objective(observation_of(seen.variables, seen.update, images), images, onehot[labels]))
 
-  seen, images, labels = server.observed(state), sent.images, sent.labels
+  seen, images, labels = server.observed(state), sent.samples, sent.targets
   assert made.auxiliary_data == (method == 'difference')
   assert at(seen, images, labels) < 1e-4
   assert at(seen, images[::-1], labels[::-1]) < 1e-4  # whatever its position
@@ -373,7 +373,7 @@ def test_a_difference_has_the_noise_of_two_uploads(pair, monkeypatch):
     state = server.receive(server.init(sent, 8), answer(server.init(sent, 8)))
     variables = server.send(state) if searched else server.send(server.init(sent, 8))
     update = jax.tree.map(jnp.asarray, answer(state))
-    seen = observation_of(variables, update, sent.images, noise=jnp.float32(1))
+    seen = observation_of(variables, update, sent.samples, noise=jnp.float32(1))
     attack(sent.client).init(jax.random.key(0), seen)
     assert noise[-1] == expected
 
@@ -383,7 +383,7 @@ def test_a_difference_has_the_noise_of_two_uploads(pair, monkeypatch):
 def test_the_sample_that_was_isolated_is_recovered(pair, method):
   attack, server, sent, answer = served(pair, method=method, inner='csdlg_fast', steps=300, tv=1e-5)
   *_, state = states(server, sent, answer)
-  observation = observation_of(*server.observed(state), sent.images)
+  observation = observation_of(*server.observed(state), sent.samples)
   made = attack(sent.client)
 
   @jax.jit
@@ -394,8 +394,8 @@ def test_the_sample_that_was_isolated_is_recovered(pair, method):
     return made.reconstruct(state, observation)
 
   found = run(jax.random.key_data(jax.random.split(jax.random.key(0), 4)))
-  best = np.clip(found.images[np.argmin(found.objective)], 0, 1)
-  psnr = -10 * np.log10(np.mean((best - sent.images) ** 2, axis=(1, 2, 3)))
+  best = np.clip(found.samples[np.argmin(found.objective)], 0, 1)
+  psnr = -10 * np.log10(np.mean((best - sent.samples) ** 2, axis=(1, 2, 3)))
   print('PSNR', psnr)
   assert psnr[:2].max() > 25 > psnr[2:].max()
 
@@ -443,7 +443,7 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
   convolution = network[0]._replace(layers=lambda shape: network[0].layers(shape)[:-1])
   for settings, sent, message in (
     ({'target': 10}, honest, 'target is 10, expected an integer in'),
-    ({'statistics': 'public'}, honest, 'public=\\(images, labels\\)'),
+    ({'statistics': 'public'}, honest, 'public=\\(samples, targets\\)'),
     ({}, scenario(loss='squared_error'), 'needs the loss cross_entropy, and this client has squared_error'),
     ({}, scenario(share='delta'), "share='delta', epochs=1"),
     ({}, scenario(share='delta', local_epochs=3), "share='delta', epochs=3"),

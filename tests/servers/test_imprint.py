@@ -52,9 +52,9 @@ def honest(digits):
 
 
 def observe(sent, share='gradient'):
-  upload = jax.jit(sent.client.local_update)(jax.random.key(1), sent.variables, sent.images, sent.labels)
-  zeros = jnp.zeros((len(sent.labels), 10))
-  return Observation(sent.variables, upload.update, zeros, Knowledge(share=share), sent.images.shape, 10)
+  upload = jax.jit(sent.client.local_update)(jax.random.key(1), sent.variables, sent.samples, sent.targets)
+  zeros = jnp.zeros((len(sent.targets), 10))
+  return Observation(sent.variables, upload.update, zeros, Knowledge(share=share), sent.samples.shape, 10)
 
 
 def reconstruct(attack, observation):
@@ -80,12 +80,12 @@ def test_what_is_alone_in_its_bin_comes_back_exactly(honest, prepared, quantiles
   scenario = honest()
   method = imprint(bins=11, quantiles=quantiles, sparse=sparse)
   sent = prepared(method, scenario, 12)
-  found = np.asarray(reconstruct(method(sent.client), observe(sent)).images)
-  brightness = scenario.images.reshape(12, -1).mean(axis=1, dtype=np.float64)
+  found = np.asarray(reconstruct(method(sent.client), observe(sent)).samples)
+  brightness = scenario.samples.reshape(12, -1).mean(axis=1, dtype=np.float64)
   bins = np.searchsorted(edges_by_hand(scenario.public[0], 11, quantiles), brightness)
   alone = np.array([np.sum(bins == b) == 1 for b in bins])
   assert 4 <= alone.sum() < 12
-  errors_of = np.abs(found[:, None] - scenario.images[None]).max(axis=(2, 3, 4))
+  errors_of = np.abs(found[:, None] - scenario.samples[None]).max(axis=(2, 3, 4))
   assert np.all(errors_of.min(axis=0)[alone] < 1e-4)
   # Occupied bins give images or mixtures, the others nothing.
   assert np.sum(found.any(axis=(1, 2, 3))) == len(set(bins.tolist()))
@@ -96,15 +96,15 @@ def test_as_published_the_network_is_given_the_module_alone(honest, prepared):
   for residual in (True, False):
     method = imprint(bins=11, residual=residual)
     sent = prepared(method, scenario, 12)
-    found.append(np.asarray(reconstruct(method(sent.client), observe(sent)).images))
+    found.append(np.asarray(reconstruct(method(sent.client), observe(sent)).samples))
   module = sent.variables['params']['imprint']
-  rows = scenario.images.reshape(12, -1)
+  rows = scenario.samples.reshape(12, -1)
   fired = np.maximum(rows @ np.asarray(module['measure']['kernel']) + np.asarray(module['measure']['bias']), 0)
-  given = (fired @ np.asarray(module['return']['kernel'])).reshape(scenario.images.shape)
+  given = (fired @ np.asarray(module['return']['kernel'])).reshape(scenario.samples.shape)
   behind = {'params': sent.variables['params']['model']}
-  logits = sent.client.model.apply(sent.variables, scenario.images, False, None)[0]
+  logits = sent.client.model.apply(sent.variables, scenario.samples, False, None)[0]
   np.testing.assert_allclose(logits, scenario.client.model.apply(behind, given, False, None)[0], rtol=1e-3, atol=1e-5)
-  errors_of = [np.abs(each[:, None] - scenario.images[None]).max(axis=(2, 3, 4)).min(axis=0) for each in found]
+  errors_of = [np.abs(each[:, None] - scenario.samples[None]).max(axis=(2, 3, 4)).min(axis=0) for each in found]
   exact = [each < 1e-4 for each in errors_of]
   assert exact[0].sum() >= 4
   np.testing.assert_array_equal(*exact)
@@ -116,8 +116,8 @@ def test_several_steps_need_the_sparse_variant(honest, prepared):
     method = imprint(bins=64, quantiles='empirical', sparse=sparse)
     scenario = honest(share='delta', local_batch_size=4, local_epochs=2, learning_rate=0.1)
     sent = prepared(method, scenario, 12)
-    found = np.asarray(reconstruct(method(sent.client), observe(sent, 'delta')).images)
-    mse = ((found[:, None] - scenario.images[None]) ** 2).mean(axis=(2, 3, 4))
+    found = np.asarray(reconstruct(method(sent.client), observe(sent, 'delta')).samples)
+    mse = ((found[:, None] - scenario.samples[None]) ** 2).mean(axis=(2, 3, 4))
     revealed.append(int(np.sum(mse.min(axis=0) < 1e-4)))
   assert revealed[0] >= 8
   assert revealed[1] <= revealed[0] - 3
@@ -151,9 +151,9 @@ def test_many_updates_at_once_and_nothing_at_all():
     return attack.reconstruct(jnp.float32(0), observation)
 
   found = jax.jit(jax.vmap(read))(updates)
-  np.testing.assert_allclose(found.images[0], jax.jit(read)(one).images, rtol=1e-4)
-  assert found.images.shape == (3, 3, 1, 5, 1)
-  assert np.isfinite(found.images).all() and np.any(found.images[0]) and not np.any(found.images[1:])
+  np.testing.assert_allclose(found.samples[0], jax.jit(read)(one).samples, rtol=1e-4)
+  assert found.samples.shape == (3, 3, 1, 5, 1)
+  assert np.isfinite(found.samples).all() and np.any(found.samples[0]) and not np.any(found.samples[1:])
   assert found.labels.shape == (3, 0)
 
 
@@ -173,12 +173,12 @@ def test_edges_rise_even_where_all_auxiliary_images_are_alike():
 
 def test_a_random_measurement_spreads_images_of_equal_brightness(honest):
   scenario = honest()
-  flat = scenario.images / scenario.images.mean(axis=(1, 2, 3), keepdims=True) * 0.2
-  scenario = scenario._replace(images=np.clip(flat, 0, 1))
+  flat = scenario.samples / scenario.samples.mean(axis=(1, 2, 3), keepdims=True) * 0.2
+  scenario = scenario._replace(samples=np.clip(flat, 0, 1))
   revealed = []
   for measurement in ('mean', 'random'):
     w = np.asarray(measurement_vector(jax.random.key(3), 64, measurement), np.float64)
-    measured = scenario.images.reshape(12, -1) @ w
+    measured = scenario.samples.reshape(12, -1) @ w
     revealed.append(measured.std() / np.abs(measured).mean())
   assert revealed[1] > 5 * revealed[0]
   assert abs(w.sum()) < 1e-5 and abs(w @ w - 1) < 1e-5
@@ -245,7 +245,7 @@ def test_defenses_find_their_layers(digits, prepared, defense):
   scenario = gradleak.scenario(models.create('lenet', 10), digits[0][:2], digits[1][:2], key=jax.random.key(0))
   sent = prepared(imprint(bins=3), scenario, 2)
   client = defenses.bind(defense, defenses.Context(sent.client, sent.variables, (8, 8, 1))).client(sent.client)
-  upload = jax.eval_shape(client.local_update, jax.random.key(0), sent.variables, sent.images, sent.labels)
+  upload = jax.eval_shape(client.local_update, jax.random.key(0), sent.variables, sent.samples, sent.targets)
   assert jax.tree.structure(upload.update) == jax.tree.structure(sent.variables['params'])
 
 
@@ -254,6 +254,6 @@ def test_what_is_missing_is_named(honest, prepared):
     prepared(imprint(quantiles='empirical'), honest(public=None), 12)
   scenario = honest()
   update = scenario.variables['params']
-  observation = Observation(scenario.variables, update, jnp.zeros((12, 10)), Knowledge(), scenario.images.shape, 10)
+  observation = Observation(scenario.variables, update, jnp.zeros((12, 10)), Knowledge(), scenario.samples.shape, 10)
   with pytest.raises(errors.UsageError, match='module'):
     imprint()(Client(scenario.client.model, 10)).reconstruct(jnp.float32(0), observation)

@@ -71,8 +71,8 @@ def scenario(module, images, labels=None, **settings):
 
 
 def observe(sent, count):
-  upload = jax.jit(sent.client.local_update)(None, sent.variables, sent.images[:count], sent.labels[:count])
-  shape = (count, *sent.images.shape[1:])
+  upload = jax.jit(sent.client.local_update)(None, sent.variables, sent.samples[:count], sent.targets[:count])
+  shape = (count, *sent.samples.shape[1:])
   return Observation(sent.variables, upload.update, jnp.zeros((count, 10)), Knowledge(), shape, 10)
 
 
@@ -83,10 +83,10 @@ def test_who_activates_a_neuron_alone_comes_back(digits, prepared, variant):
   sent = prepared(method, honest, 8, seed=1)
   observation = observe(sent, 8)
   layer = sent.variables['params']['Dense_0']
-  active = sent.images.reshape(8, 64) @ np.asarray(layer['kernel'], np.float64) + np.asarray(layer['bias']) > 0
+  active = sent.samples.reshape(8, 64) @ np.asarray(layer['kernel'], np.float64) + np.asarray(layer['bias']) > 0
   alone = active[:, active.sum(axis=0) == 1].sum(axis=1)
-  found = np.asarray(jax.jit(method(sent.client).reconstruct)(jnp.float32(0), observation).images)
-  distance = np.sqrt(((found[:, None] - sent.images[None]) ** 2).mean(axis=(2, 3, 4)))
+  found = np.asarray(jax.jit(method(sent.client).reconstruct)(jnp.float32(0), observation).samples)
+  distance = np.sqrt(((found[:, None] - sent.samples[None]) ** 2).mean(axis=(2, 3, 4)))
   assert np.sum(alone >= 2) >= 3
   assert np.all(distance.min(axis=0)[alone >= 2] < 1e-3)
   # The surest are the batch's images, each once.
@@ -170,10 +170,10 @@ def test_both_signs_in_one_attack_reveal_nearly_what_the_better_sign_does(prepar
     method, counts = trap(variant=variant), []
     read = jax.jit(method(honest.client).reconstruct)
     for batch in range(6):
-      sent = prepared(method, honest._replace(images=images[8 * batch :], labels=labels[8 * batch :]), 8, seed=batch)
-      found = np.asarray(read(jnp.float32(0), observe(sent, 8)).images).reshape(8, -1)
+      sent = prepared(method, honest._replace(samples=images[8 * batch :], labels=labels[8 * batch :]), 8, seed=batch)
+      found = np.asarray(read(jnp.float32(0), observe(sent, 8)).samples).reshape(8, -1)
       found = found[found.std(axis=1) > 0]
-      alike = np.corrcoef(np.concatenate([sent.images[:8].reshape(8, -1), found]))[:8, 8:]
+      alike = np.corrcoef(np.concatenate([sent.samples[:8].reshape(8, -1), found]))[:8, 8:]
       counts.append(np.sum(alike.max(axis=1) >= 0.98))
     revealed[variant] = np.mean(counts)
   print(revealed)
@@ -258,7 +258,7 @@ def test_max_pooling_leaves_bounds(faces, prepared, network):
 def test_an_image_alone_passes_the_convolutions(faces, prepared, network):
   honest = scenario(models.create(network, 10) if network == 'cnn' else network, faces)
   sent = prepared(trap(), honest, 1, seed=3)
-  found = jax.jit(trap()(sent.client).reconstruct)(jnp.float32(0), observe(sent, 1)).images
+  found = jax.jit(trap()(sent.client).reconstruct)(jnp.float32(0), observe(sent, 1)).samples
   np.testing.assert_allclose(found[0], faces[0], atol=1e-3 if network != 'cnn' else 0.2)
 
 

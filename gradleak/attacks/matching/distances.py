@@ -148,7 +148,7 @@ LAYER_WEIGHTS: dict[str, Any] = {
 }
 
 
-def layer_weights(model: models.Model, params: Tree, image_shape: tuple[int, ...], mode: str) -> Tree:
+def layer_weights(model: models.Model, params: Tree, sample_shape: tuple[int, ...], mode: str) -> Tree:
   """Returns a tree of scalars that weights each tensor in the distance, or None for 'uniform'.
 
   'linear' weights the l-th of L layers by l/L, 'early' by 2^(−8·l/L). Needs a model that offers `layers`.
@@ -156,7 +156,7 @@ def layer_weights(model: models.Model, params: Tree, image_shape: tuple[int, ...
   errors.check_choice('layer weighting', mode, LAYER_WEIGHTS)
   if LAYER_WEIGHTS[mode] is None:
     return None
-  layers = models.require(model, 'layers')(image_shape)
+  layers = models.require(model, 'layers')(sample_shape)
   position = {path: (i + 1) / len(layers) for i, layer in enumerate(layers) for path in layer.paths}
   return jax.tree_util.tree_map_with_path(
     lambda path, _: jnp.float32(LAYER_WEIGHTS[mode](position[trees.path_names(path)])), params

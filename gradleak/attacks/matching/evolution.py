@@ -28,16 +28,16 @@ class EvolutionState(NamedTuple):
     count: generations done.
     key: `key_data` of the search.
     search: the state of evosax.
-    labels: probabilities [N, classes].
+    targets: probabilities [N, classes].
     kept: what stays as it is of the generator.
-    best: (what makes the images, objective, distance) of the lowest objective so far.
+    best: (what makes the samples, objective, distance) of the lowest objective so far.
     objective_start: the lowest objective of the first generation.
   """
 
   count: jax.Array
   key: jax.Array
   search: Any
-  labels: jax.Array
+  targets: jax.Array
   kept: Tree
   best: tuple
   objective_start: jax.Array
@@ -63,15 +63,15 @@ class Evolution:
 
     return CMA_ES(population_size=self.population, solution=solution)
 
-  def images(self, made: Tree, kept: Tree, observation: Observation) -> jax.Array:
-    """Returns the images of one candidate."""
+  def of(self, made: Tree, kept: Tree, observation: Observation) -> jax.Array:
+    """Returns the samples of one candidate."""
     samples = self.matching.samples
-    return samples.images({samples.variables.name: made}, kept, observation, self.matching.copies)
+    return samples.of({samples.variables.name: made}, kept, observation, self.matching.copies)
 
   def evaluate(self, made: Tree, state: EvolutionState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) of one candidate."""
-    images = self.images(made, state.kept, observation)
-    objective, apart = self.matching.losses(observation, images, state.labels, count=state.count)
+    samples = self.of(made, state.kept, observation)
+    objective, apart = self.matching.losses(observation, samples, state.targets, count=state.count)
     return objective + self.kl * self.matching.comparison.unit(observation) * divergence(made), apart
 
   def init(self, key: jax.Array, observation: Observation) -> EvolutionState:
@@ -79,16 +79,16 @@ class Evolution:
     if observation.knowledge.labels == 'optimised':
       raise errors.UsageError('CMA-ES searches latents, not labels: leave the labels known or inferred')
     keys = jax.random.split(key)
-    made, kept = self.matching.samples.initial(keys[0], observation, observation.labels, self.matching.copies)
+    made, kept = self.matching.samples.initial(keys[0], observation, observation.targets, self.matching.copies)
     mean = jax.tree.map(jnp.zeros_like, made)
-    labels = starting_labels(self.matching.client, observation)
+    targets = starting_labels(self.matching.client, observation)
     with standard():
       algorithm = self._algorithm(mean)
       search = algorithm.init(keys[1], mean, algorithm.default_params)
     search = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), search)
     infinite = jnp.asarray(jnp.inf, jnp.float32)
     best = mean, infinite, infinite
-    return EvolutionState(jnp.zeros((), jnp.int32), jax.random.key_data(keys[1]), search, labels, kept, best, infinite)
+    return EvolutionState(jnp.zeros((), jnp.int32), jax.random.key_data(keys[1]), search, targets, kept, best, infinite)
 
   def step(self, state: EvolutionState, observation: Observation) -> tuple[EvolutionState, dict[str, jax.Array]]:
     """Returns the state after one generation, and the lowest objective so far."""
@@ -112,19 +112,19 @@ class Evolution:
     improved = found[1] < state.best[1]
     best = jax.tree.map(lambda new, old: jnp.where(improved, new, old), found, state.best)
     start = jnp.where(state.count == 0, found[1], state.objective_start)
-    state = EvolutionState(state.count + 1, state.key, search, state.labels, state.kept, best, start)
+    state = EvolutionState(state.count + 1, state.key, search, state.targets, state.kept, best, start)
     return state, {'objective': best[1]}
 
   def reconstruct(self, state: EvolutionState, observation: Observation) -> Reconstruction:
-    """Returns the images of the best candidate."""
+    """Returns the samples of the best candidate."""
     made, objective, apart = state.best
-    images = self.images(made, state.kept, observation)
-    labels = classes_of(self.matching.client, state.labels)
-    return Reconstruction(images, labels, objective, apart, state.objective_start, jnp.full((), -1, jnp.int32))
+    samples = self.of(made, state.kept, observation)
+    targets = classes_of(self.matching.client, state.targets)
+    return Reconstruction(samples, targets, objective, apart, state.objective_start, jnp.full((), -1, jnp.int32))
 
-  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+  def objective(self, observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns the objective at the private samples without the latents' part: their latents are not known."""
-    return self.matching.losses(observation, images, labels, count=self.matching.steps - 1)[0]
+    return self.matching.losses(observation, samples, targets, count=self.matching.steps - 1)[0]
 
 
 def _alone(function: Callable) -> Callable:

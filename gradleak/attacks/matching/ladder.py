@@ -106,14 +106,14 @@ class Ladder:
       objective=jnp.where(kept.diverged_step >= 0, jnp.nan, objective), objective_start=found.objective_start[0]
     )
 
-  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+  def objective(self, observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns the objective of the first rung at the private samples."""
-    return self.rung(self.lowest).objective(observation, images, labels)
+    return self.rung(self.lowest).objective(observation, samples, targets)
 
-  def attack(self, labels: str) -> Attack:
+  def attack(self, targets: str) -> Attack:
     """Returns the `Attack`; `labels` is the mode that it was published with."""
     return (
       self.rung(self.lowest)
-      .attack(labels)
+      .attack(targets)
       ._replace(init=self.init, step=self.step, reconstruct=self.reconstruct, objective=self.objective)
     )

@@ -18,7 +18,7 @@ from gradleak.federated import Client
 from gradleak.threat import Observation
 
 
-def distance(client: Client, layers: Sequence[Layer], observation: Observation, images: jax.Array) -> jax.Array:
+def distance(client: Client, layers: Sequence[Layer], observation: Observation, samples: jax.Array) -> jax.Array:
   """Returns `‖J(x)ᵀδ − g‖²/‖g‖² + ‖f(x) − f‖²/‖f‖²`, where g is the update of the layers before the first dense one,
   and f its input.
 
@@ -26,14 +26,14 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
     client: the `Client` whose model is attacked.
     layers: the model's, in forward order.
     observation: the `Observation`: the gradient of one sample, or the delta of one plain step on it.
-    images: [1, H, W, C].
+    samples: [1, H, W, C].
 
   Raises:
     UsageError: for more than one sample, or a model without a dense layer behind others.
   """
-  if observation.image_shape[0] != 1:
+  if observation.batch_shape[0] != 1:
     raise errors.UsageError(
-      f'the layers before the first dense one are matched for a single sample, not for {observation.image_shape[0]}'
+      f'the layers before the first dense one are matched for a single sample, not for {observation.batch_shape[0]}'
     )
   kernel, bias = first_dense_layer(layers, observation.update)
   first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
@@ -46,7 +46,7 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
   backward = trees.get(variables['params'], kernel) @ shares
 
   def total(params: Tree) -> jax.Array:
-    logits, _ = client.model.apply({**variables, 'params': params}, images, client.batch_norm == 'train', None)
+    logits, _ = client.model.apply({**variables, 'params': params}, samples, client.batch_norm == 'train', None)
     return jnp.sum(logits)
 
   def passed(params: Tree) -> jax.Array:

@@ -20,44 +20,44 @@ from gradleak.threat import Observation
 # Beside a generator's weights, at CI-Net's rate of 1e-3, labels and decoys move as beside pixels, at csdlg's of 0.1.
 _PACE = 100.0
 
-# Noise on a constant start of several images: equal ones with one label would stay equal in every step.
+# Noise on a constant start of several samples: equal ones with one label would stay equal in every step.
 _APART = 1e-2
 
 
-def class_average(labels: jax.Array, class_means: jax.Array | None) -> jax.Array:
-  """Returns the mean auxiliary image of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
+def class_average(targets: jax.Array, class_means: jax.Array | None) -> jax.Array:
+  """Returns the mean auxiliary sample of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
 
   Raises:
     UsageError: without auxiliary data.
   """
   if class_means is None:
     raise errors.UsageError(
-      "the start 'class_average' needs auxiliary data of each class: give public=(images, labels) to gradleak.scenario"
+      "the start 'class_average' needs auxiliary data of each class: give gradleak.scenario public=(samples, targets)"
     )
-  total = jnp.maximum(jnp.sum(labels, axis=1, keepdims=True), 1e-12)
-  return jnp.einsum('nc,chwk->nhwk', labels / total, class_means)
+  total = jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1e-12)
+  return jnp.einsum('nc,chwk->nhwk', targets / total, class_means)
 
 
 def start_images(
   start: Any,
   key: jax.Array,
   shape: tuple[int, ...],
-  labels: jax.Array | None = None,
+  targets: jax.Array | None = None,
   class_means: jax.Array | None = None,
   apart: bool = False,
 ) -> jax.Array:
-  """Returns the first dummy images.
+  """Returns the first dummy samples.
 
-  'normal' is `N(0, 1)`, 'uniform' is `U(0, 1)`, 'constant' is 0.5, and 'class_average' is the mean image of each
-  sample's class. For several images, or for copies of one image that are to be `apart`, 'constant' adds `N(0, 0.01²)`.
-  A given array is taken as it is.
+  'normal' is `N(0, 1)`, 'uniform' is `U(0, 1)`, 'constant' is 0.5, and 'class_average' is the mean sample of each
+  sample's class. For several samples, or for copies of one that are to be `apart`, 'constant' adds `N(0, 0.01²)`. A
+  given array is taken as it is.
   """
   deviation = jnp.float32(_APART if apart or shape[0] > 1 else 0.0)
   starts = {
     'normal': lambda: jax.random.normal(key, shape),
     'uniform': lambda: jax.random.uniform(key, shape),
     'constant': lambda: 0.5 + deviation * jax.random.normal(key, shape),
-    'class_average': lambda: class_average(labels, class_means),
+    'class_average': lambda: class_average(targets, class_means),
   }
   if isinstance(start, str):
     errors.check_choice('start', start, starts)
@@ -75,12 +75,12 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
     UsageError: if the client sends nothing of the layer that labels are inferred from, or for a loss that the rule does
       not apply to.
   """
-  knowledge, given = observation.knowledge, observation.labels
+  knowledge, given = observation.knowledge, observation.targets
   if knowledge.labels != 'inferred':
     return given
   label_rules.check_loss(knowledge.label_inference, client.loss)
   kept = (*client.frozen, *client.private)
-  layers = client.model.layers(observation.image_shape[1:]) if kept and client.model.layers else ()
+  layers = client.model.layers(observation.batch_shape[1:]) if kept and client.model.layers else ()
   if layers and layers[-1].name in kept:
     raise errors.UsageError(
       f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is not shared: no gradient of '
@@ -90,14 +90,14 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
 
 
 class Variables(NamedTuple):
-  """What is optimised of the images, and how they are made of it.
+  """What is optimised of the samples, and how they are made of it.
 
   Attributes:
     name: its key among the dummy samples.
     pace: how many times faster labels and decoys move beside it.
-    init: (key, shape of the images, labels [copies · N, classes], `Observation`, whether images of one seed are to be
+    init: (key, shape of the samples, labels [copies · N, classes], `Observation`, whether samples of one seed are to be
       apart from those of others) -> (what is optimised, what stays as it is).
-    apply: (what is optimised, what stays as it is, shape, what was learned) -> images, as of a `Generator`.
+    apply: (what is optimised, what stays as it is, shape, what was learned) -> samples, as of a `Generator`.
     project: (what is optimised after a step, `Modality.settle`) -> the nearest that is allowed.
   """
 
@@ -111,8 +111,8 @@ class Variables(NamedTuple):
 def _pixels(start: Any, box: bool) -> Variables:
   """Returns the identity: samples from a start, in their range if boxed."""
 
-  def init(key, shape, labels, observation, apart):
-    return start_images(start, key, shape, labels, observation.class_means, apart), None
+  def init(key, shape, targets, observation, apart):
+    return start_images(start, key, shape, targets, observation.class_means, apart), None
 
   def project(images, settle):
     return settle(images) if box else images
@@ -123,7 +123,7 @@ def _pixels(start: Any, box: bool) -> Variables:
 def _generated(generator: Generator) -> Variables:
   """Returns what a generator is made of; it starts as it is made, and stays in its range by itself."""
 
-  def init(key, shape, labels, observation, apart):
+  def init(key, shape, targets, observation, apart):
     return generator.init(key, shape, observation.prepared)
 
   return Variables('weights', _PACE, init, generator.apply, lambda weights, settle: weights)
@@ -133,17 +133,17 @@ def _generated(generator: Generator) -> Variables:
 class Samples:
   """The parametrisation of the dummy samples, a dict.
 
-  Its key 'images' holds [seeds, copies · N, H, W, C], without the first axis for one seed. While labels are optimised,
+  Its key 'images' holds [seeds, copies · N, …], without the first axis for one seed. While labels are optimised,
   'logits' holds [N, classes]. Decoys have 'decoys' and 'decoy_logits'. A generator has 'weights' in
   place of 'images', leaves [seeds, …].
 
   Attributes:
-    start: 'normal', 'uniform', 'constant', 'class_average' or an array of images.
-    box: project the images into [0, 1] after each step.
+    start: 'normal', 'uniform', 'constant', 'class_average' or an array of samples.
+    box: project the samples into [0, 1] after each step.
     decoys: dummy samples beside each of the N, with labels of their own, in the same batch and thrown away: for a
       client that conceals (`defenses.concealment`), whose eq. 10 is the mean loss over both, by linearity in the label.
     seeds: starts that are optimised together; the one with the smallest distance is kept.
-    generator: makes the images in place of their pixels, see `gradleak.priors`; labels and decoys move 100-fold.
+    generator: makes the samples in place of their pixels, see `gradleak.priors`; labels and decoys move 100-fold.
     relaxation: what is moved of samples that are whole numbers, see `Modality.relaxations`; '' for the usual one.
   """
 
@@ -167,7 +167,7 @@ class Samples:
 
   @functools.cached_property
   def variables(self) -> Variables:
-    """What is optimised of the images: pixels are the identity."""
+    """What is optimised of the samples: pixels are the identity."""
     generator = as_generator(self.generator, GENERATORS)
     return _pixels(self.start, self.box) if generator is None else _generated(generator)
 
@@ -195,18 +195,18 @@ class Samples:
     return form
 
   def initial(
-    self, key: jax.Array, observation: Observation, labels: jax.Array, copies: int, form: Relaxation = PLAIN
+    self, key: jax.Array, observation: Observation, targets: jax.Array, copies: int, form: Relaxation = PLAIN
   ) -> tuple[Tree, Tree | None]:
-    """Returns the first dummy images of each seed and epoch, or what makes them, and what stays as it is of that.
+    """Returns the first dummy samples of each seed and epoch, or what makes them, and what stays as it is of that.
 
     Args:
       key: PRNG key.
       observation: the `Observation`.
-      labels: probabilities [N, classes].
+      targets: probabilities [N, classes].
       copies: dummy samples of each private one.
       form: what is moved of a sample.
     """
-    every = jnp.tile(labels, (copies, *[1] * (labels.ndim - 1)))
+    every = jnp.tile(targets, (copies, *[1] * (targets.ndim - 1)))
     shape = form.shape(self.shape(observation, copies), observation.variables)
     keys = key if self.seeds == 1 else jax.random.split(key, self.seeds)
     made, kept = self.each(lambda key: self.variables.init(key, shape, every, observation, self.seeds > 1), keys)
@@ -217,7 +217,7 @@ class Samples:
 
   def hidden(self, key: jax.Array, label_key: jax.Array, observation: Observation, copies: int) -> dict[str, jax.Array]:
     """Returns the first logits of labels that are optimised, and the first decoys; streams apart from the images'."""
-    count, *outputs = observation.labels.shape
+    count, *outputs = observation.targets.shape
     found = {}
     if observation.knowledge.labels == 'optimised':
       found['logits'] = jax.random.normal(label_key, (count, *outputs))
@@ -233,10 +233,10 @@ class Samples:
     pace = self.variables.pace**towards
     return {name: leaf if name == self.variables.name else pace * leaf for name, leaf in dummy.items()}
 
-  def images(
+  def of(
     self, dummy: dict, kept: Tree | None, observation: Observation, copies: int, form: Relaxation = PLAIN
   ) -> jax.Array:
-    """Returns the images of dummy samples, [seeds, copies · N, H, W, C], without the first axis for one seed.
+    """Returns the dummy samples, [seeds, copies · N, …], without the first axis for one seed.
 
     Where something else is moved, these are what the model takes.
     """
@@ -245,16 +245,16 @@ class Samples:
     return self.each(lambda made, kept: form.apply(apply(made, kept, shape, learned)), dummy[self.variables.name], kept)
 
   def shape(self, observation: Observation, copies: int) -> tuple[int, ...]:
-    """Returns the shape of the dummy images of one seed, [copies · N, H, W, C]."""
-    count, *image = observation.image_shape
+    """Returns the shape of the dummy samples of one seed, [copies · N, …]."""
+    count, *image = observation.batch_shape
     return (copies * count, *image)
 
 
-def classes_of(client: Client, labels: jax.Array) -> jax.Array:
+def classes_of(client: Client, targets: jax.Array) -> jax.Array:
   """Returns the classes of labels in the shape of the outputs, int32 [N]; [0] where targets are no class each."""
-  if client.loss.targets is not CLASSES or labels.ndim != 2:
+  if client.loss.targets is not CLASSES or targets.ndim != 2:
     return jnp.zeros(0, jnp.int32)
-  return jnp.argmax(labels, axis=-1).astype(jnp.int32)
+  return jnp.argmax(targets, axis=-1).astype(jnp.int32)
 
 
 def labels_of(dummy: dict, given: jax.Array, relax: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -44,7 +44,7 @@ class MatchState(NamedTuple):
   Attributes:
     count: steps done.
     dummy: the dummy samples, see `Samples`; and 'place', a scalar, of the surrogate model (`simulation.point`).
-    labels: the labels that are not optimised, probabilities [N, classes].
+    targets: the labels that are not optimised, probabilities [N, classes].
     optimizer: its state.
     best: (dummy, objective, distance) of the lowest objective so far.
     objective_start: the objective of the start.
@@ -55,7 +55,7 @@ class MatchState(NamedTuple):
 
   count: jax.Array
   dummy: dict
-  labels: jax.Array
+  targets: jax.Array
   optimizer: Any
   best: tuple
   objective_start: jax.Array
@@ -119,70 +119,70 @@ class Matching:
     return self.simulation.copies(self.client)
 
   def added(
-    self, total: jax.Array, observation: Observation, images: jax.Array, count: jax.Array | int, together: bool = False
+    self, total: jax.Array, observation: Observation, samples: jax.Array, count: jax.Array | int, together: bool = False
   ) -> jax.Array:
-    """Returns the total with the terms of a seed's images, or of those of all seeds together, after `count` steps."""
+    """Returns the total with the terms of a seed's samples, or of those of all seeds together, after `count` steps."""
     kind = self.client.modality
-    several = {'': True, 'seeds': together and len(images) > 1, 'orders': self.copies > 1}
+    several = {'': True, 'seeds': together and len(samples) > 1, 'orders': self.copies > 1}
     terms = {
       name: one
       for name, one in self.terms
       if one.suits(name, kind) and one.together == together and several[one.beside]
     }
     given = Given(self.client.model.apply, observation, self.copies, count, self.steps)
-    return sum(addends(terms, images, given, self.comparison.unit(observation)), total)
+    return sum(addends(terms, samples, given, self.comparison.unit(observation)), total)
 
   def losses(
     self,
     observation: Observation,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     decoys: jax.Array | None = None,
     place: jax.Array | None = None,
     count: jax.Array | int = 0,
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns (objective, distance) of one seed, at images and labels (probabilities); terms do not see the labels.
+    """Returns (objective, distance) of one seed, at samples and targets (probabilities); terms do not see the labels.
 
     Args:
       observation: the `Observation`.
-      images: [copies · N, H, W, C], N for each epoch that has dummy samples of its own.
-      labels: [N, classes], and behind them those of the decoys.
-      decoys: further images that the client is simulated on, or None.
+      samples: [copies · N, …], N for each epoch that has dummy samples of its own.
+      targets: [N, classes], and behind them those of the decoys.
+      decoys: further samples that the client is simulated on, or None.
       place: of the surrogate model, or None.
       count: steps done.
     """
-    labels = jnp.tile(labels, (self.copies, *[1] * (labels.ndim - 1)))
+    targets = jnp.tile(targets, (self.copies, *[1] * (targets.ndim - 1)))
     if self.comparison.measure.between is None:
-      layers = models.require(self.client.model, 'layers')(observation.image_shape[1:])
-      apart = prefix.distance(self.client, layers, observation, images)
+      layers = models.require(self.client.model, 'layers')(observation.batch_shape[1:])
+      apart = prefix.distance(self.client, layers, observation, samples)
     else:
-      everything = images if decoys is None else jnp.concatenate([images, decoys])
-      apart = self.apart(observation, everything, labels, place)
-    return self.added(apart, observation, images, count), apart
+      everything = samples if decoys is None else jnp.concatenate([samples, decoys])
+      apart = self.apart(observation, everything, targets, place)
+    return self.added(apart, observation, samples, count), apart
 
   def apart(
     self,
     observation: Observation,
-    images: jax.Array,
-    labels: jax.Array,
+    samples: jax.Array,
+    targets: jax.Array,
     place: jax.Array | None = None,
   ) -> jax.Array:
     """Returns the distance between what the client would send of these samples and what was observed, weighed."""
-    image_shape, simulation = observation.image_shape[1:], self.simulation
+    sample_shape, simulation = observation.batch_shape[1:], self.simulation
     observed = weighed(observation.update, observation)
-    weights = layer_weights(self.client.model, observation.update, image_shape, self.comparison.layer_weighting)
+    weights = layer_weights(self.client.model, observation.update, sample_shape, self.comparison.layer_weighting)
     variables = simulation.model(observation, place)
-    if self.by_products(observation, images, labels):
+    if self.by_products(observation, samples, targets):
       towards = reverse(observed) if simulation.takes_gradient() else observed
-      return ghost.cosine(ghost.products(self.client.gradient, towards, variables, images, labels, weights=weights))
-    update = simulation.update(self.client, variables, images, labels)
+      return ghost.cosine(ghost.products(self.client.gradient, towards, variables, samples, targets, weights=weights))
+    update = simulation.update(self.client, variables, samples, targets)
     measure, options = self.comparison.measure, {}
     if measure.layers:
-      options['layers'] = models.require(self.client.model, 'layers')(image_shape)
+      options['layers'] = models.require(self.client.model, 'layers')(sample_shape)
     assert measure.between is not None  # `losses` computes that of 'prefix'
     return measure.between(weighed(clipped(update, observation), observation), observed, weights, **options)
 
-  def by_products(self, observation: Observation, images: jax.Array, labels: jax.Array) -> bool:
+  def by_products(self, observation: Observation, samples: jax.Array, targets: jax.Array) -> bool:
     """Returns whether the distance is computed without the whole gradient, see `ghost`; shapes alone decide.
 
     Raises:
@@ -202,19 +202,19 @@ class Matching:
       return False  # products leave no digits below 1e-7
     if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
       return False  # without tracing the gradient
-    return ghost.saved(self.client.gradient, observation.variables, images, labels) >= _LARGE
+    return ghost.saved(self.client.gradient, observation.variables, samples, targets) >= _LARGE
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""
-    dummy, images, labels = self.shown(dummy, state, observation)
+    dummy, samples, targets = self.shown(dummy, state, observation)
 
     def of(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-      return self.losses(observation, seed, labels, dummy.get('decoys'), dummy.get('place'), state.count)
+      return self.losses(observation, seed, targets, dummy.get('decoys'), dummy.get('place'), state.count)
 
-    objective, apart = self.samples.each(of, images)
+    objective, apart = self.samples.each(of, samples)
     if self.samples.seeds == 1:
-      return self.added(objective, observation, images[None], state.count, together=True), apart
-    return self.added(jnp.mean(objective), observation, images, state.count, together=True), jnp.mean(apart)
+      return self.added(objective, observation, samples[None], state.count, together=True), apart
+    return self.added(jnp.mean(objective), observation, samples, state.count, together=True), jnp.mean(apart)
 
   def searched(
     self, dummy: dict, state: MatchState, observation: Observation
@@ -226,33 +226,33 @@ class Matching:
     objective, apart = self.evaluate(dummy, state, observation)
     if self.subsets is None:
       return objective, (objective, apart)
-    dummy, images, labels = self.shown(dummy, state, observation)
+    dummy, samples, targets = self.shown(dummy, state, observation)
 
     def distance(weights: jax.Array) -> jax.Array:
-      chosen = labels * weights.astype(labels.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
+      chosen = targets * weights.astype(targets.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
 
       def of(seed: jax.Array) -> jax.Array:
         everything = jnp.concatenate([seed, dummy['decoys']]) if 'decoys' in dummy else seed
         return self.apart(observation, everything, chosen, dummy.get('place'))
 
-      found = self.samples.each(of, images)
+      found = self.samples.each(of, samples)
       return jnp.mean(found) if found.ndim else found
 
-    return objective + self.subsets.term(distance, apart, state.count, labels.shape[0]), (objective, apart)
+    return objective + self.subsets.term(distance, apart, state.count, targets.shape[0]), (objective, apart)
 
   def shown(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[dict, jax.Array, jax.Array]:
-    """Returns (the dummy samples at their pace, their images, the labels, those of decoys behind them)."""
+    """Returns (what is moved at its pace, the dummy samples, their targets, those of decoys behind them)."""
     dummy = self.samples.paced(dummy)
-    labels = labels_of(dummy, state.labels, self.client.loss.targets.relax)
-    images = self.samples.images(dummy, state.latents, observation, self.copies, self.form)
+    targets = labels_of(dummy, state.targets, self.client.loss.targets.relax)
+    samples = self.samples.of(dummy, state.latents, observation, self.copies, self.form)
     if 'decoy_logits' in dummy:
-      labels = jnp.concatenate([labels, self.client.loss.targets.relax(dummy['decoy_logits'])])
-    return dummy, images, labels
+      targets = jnp.concatenate([targets, self.client.loss.targets.relax(dummy['decoy_logits'])])
+    return dummy, samples, targets
 
-  def attack(self, labels: str) -> Attack:
+  def attack(self, targets: str) -> Attack:
     """Returns the `Attack`; `labels` is the mode that it was published with."""
     return Attack(
-      *(self.init, self.step, self.reconstruct, self.objective), self.steps, labels,
+      *(self.init, self.step, self.reconstruct, self.objective), self.steps, targets,
       self.samples.auxiliary or any(one.needs == 'class_means' for _, one in self.terms),
       assumes='' if self.client is None else self.simulation.in_words(self.client),
     )  # fmt: skip
@@ -335,10 +335,10 @@ class Matching:
     dummy = self.samples.paced(best)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
-    images = self.chosen(dummy, state, observation)
+    samples = self.chosen(dummy, state, observation)
     return Reconstruction(
-      self.form.decide(joined(images, self.copies) + lost, observation.variables),
-      classes_of(self.client, dummy.get('logits', state.labels)),
+      self.form.decide(joined(samples, self.copies) + lost, observation.variables),
+      classes_of(self.client, dummy.get('logits', state.targets)),
       objective + lost,
       jnp.where(diverged, jnp.inf, apart),
       state.objective_start,
@@ -346,15 +346,15 @@ class Matching:
     )
 
   def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
-    """Returns the images of the seed with the smallest distance."""
-    images = self.samples.images(dummy, state.latents, observation, self.copies, self.form)
+    """Returns the samples of the seed with the smallest distance."""
+    samples = self.samples.of(dummy, state.latents, observation, self.copies, self.form)
     if self.samples.seeds == 1:
-      return images
-    labels = labels_of(dummy, state.labels, self.client.loss.targets.relax)
-    apart = jax.vmap(lambda seed: self.losses(observation, seed, labels, None, dummy.get('place'))[1])(images)
-    return images[jnp.argmin(apart)]
+      return samples
+    targets = labels_of(dummy, state.targets, self.client.loss.targets.relax)
+    apart = jax.vmap(lambda seed: self.losses(observation, seed, targets, None, dummy.get('place'))[1])(samples)
+    return samples[jnp.argmin(apart)]
 
-  def objective(self, observation: Observation, images: jax.Array, labels: jax.Array) -> jax.Array:
+  def objective(self, observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns the objective at the private samples; NaN with decoys, as the client's own are not part of the truth.
 
     NaN, too, with a surrogate model: its best place is not known.
@@ -362,12 +362,12 @@ class Matching:
     if self.samples.decoys or self.simulation.match == 'surrogate':
       return jnp.full((), jnp.nan, jnp.float32)
     observation = self.compared(observation, self.comparison.thresholds(observation))
-    images = self.form.relaxed(images, observation.variables)
+    samples = self.form.relaxed(samples, observation.variables)
     last = jnp.int32(self.steps - 1)
-    objective = self.losses(observation, jnp.tile(images, (self.copies, *[1] * (images.ndim - 1))), labels, count=last)[
-      0
-    ]
-    return self.added(objective, observation, images[None], last, together=True)
+    objective = self.losses(
+      observation, jnp.tile(samples, (self.copies, *[1] * (samples.ndim - 1))), targets, count=last
+    )[0]
+    return self.added(objective, observation, samples[None], last, together=True)
 
 
 # What holds the settings of a search, beside its terms.
@@ -420,7 +420,7 @@ def _changed(value: Any, default: Any) -> bool:
 
 
 def gradient_matching(client: Client, optimizer: optax.GradientTransformation, num_steps: int, **given: Any) -> Attack:
-  """Returns the attack that minimises the sum of distance(simulated update, observed update) and terms of the images.
+  """Returns the attack that minimises the sum of distance(simulated update, observed update) and terms of the samples.
 
   The attacker's knowledge of a defense is data in the observation. The simulated update is clipped to the known norm,
   and entries are compared by their weights. Where the noise is known, the search ends at the distance of the truth
@@ -438,8 +438,8 @@ def gradient_matching(client: Client, optimizer: optax.GradientTransformation, n
   Raises:
     UsageError: for an unknown setting or word, or a value out of range.
   """
-  labels = given.pop('labels', 'known')
-  return composed(client, optimizer, num_steps, given).attack(labels)
+  targets = given.pop('labels', 'known')
+  return composed(client, optimizer, num_steps, given).attack(targets)
 
 
 gradient_matching.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ class Simulation:
 
   Attributes:
     match: 'client' (its local steps), 'approximation' (the gradient of all samples at the model that was sent),
-      'surrogate' (the gradient at a model between the two, whose place is optimised with the images) or 'sign' (the
+      'surrogate' (the gradient at a model between the two, whose place is optimised with the samples) or 'sign' (the
       sign of the gradient at the model that was sent, see `softened`).
     epochs, batch_size: of local training, as the attacker assumes them; 0 for the client's own.
     rate: assumed learning rate over the client's own; may be traced.
@@ -90,7 +90,7 @@ class Simulation:
     """Returns how many dummy samples there are of each private one."""
     return (self.epochs or client.epochs) if self.orders == 'free' else 1
 
-  def update(self, client: Client, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
+  def update(self, client: Client, variables: Tree, samples: jax.Array, targets: jax.Array) -> Tree:
     """Returns what the client would send of dummy samples.
 
     Where the delta is taken for a gradient, this is the delta of T equal steps, −ηT∇ under plain SGD (OUTPOST, eq. 2).
@@ -98,29 +98,29 @@ class Simulation:
     Args:
       client: as it is.
       variables: of the model at which the gradient is taken, or from which the client trains.
-      images: [copies · N, H, W, C], epoch by epoch.
-      labels: probabilities, the same.
+      samples: [copies · N, H, W, C], epoch by epoch.
+      targets: probabilities, the same.
 
     Raises:
       UsageError: if the samples of an epoch do not fill its batches.
     """
     simulated = self.trained(client)
     if self.match == 'sign':
-      signs = softened(client.gradient(variables, images, labels))
+      signs = softened(client.gradient(variables, samples, targets))
       return signs if client.share == 'gradient' else reverse(signs)
     if self.takes_gradient():
-      gradient = client.gradient(variables, images, labels)
-      each = slopes(client.optimizer, simulated.num_steps(images.shape[0]), gradient)
+      gradient = client.gradient(variables, samples, targets)
+      each = slopes(client.optimizer, simulated.num_steps(samples.shape[0]), gradient)
       return jax.tree.map(lambda g, slope: g * slope * jnp.asarray(self.rate, g.dtype), gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
-      count = images.shape[0] // simulated.epochs
+      count = samples.shape[0] // simulated.epochs
       size = simulated.batch_size or count
       if count % size:
         raise errors.UsageError(
           f"orders='free' needs batches that the samples fill, and {size} does not divide {count}"
         )
       simulated = dataclasses.replace(simulated, epochs=1, batch_size=size)  # its epochs in a row
-    return simulated.local_update(None, variables, images, labels).update
+    return simulated.local_update(None, variables, samples, targets).update
 
   def model(self, observation: Observation, place: jax.Array | None) -> Tree:
     """Returns the variables at which the gradient is taken: those sent, or moved by a fraction of the update."""
@@ -177,11 +177,11 @@ def reverse(update: Tree) -> Tree:
   return trees.subtract(trees.zeros_like(update), update)
 
 
-def joined(images: jax.Array, copies: int) -> jax.Array:
+def joined(samples: jax.Array, copies: int) -> jax.Array:
   """Returns the mean of the epochs' dummy samples [copies · N, …], each epoch's assigned to the first's by distance."""
   if copies == 1:
-    return images
-  first, *others = images.reshape(copies, -1, *images.shape[1:])
+    return samples
+  first, *others = samples.reshape(copies, -1, *samples.shape[1:])
   total = first
   for other in others:
     apart = first[:, None] - other[None]

@@ -83,7 +83,7 @@ NEEDS: dict[str, tuple[Callable[[Observation], bool], str]] = {
     lambda seen: isinstance(seen.prepared, dict) and seen.prepared.keys() == {'mean', 'basis'},
     'a Gaussian prior, which the attack bayes learns from public images',
   ),
-  'class_means': (lambda seen: seen.class_means is not None, 'auxiliary data: public=(images, labels) of a scenario'),
+  'class_means': (lambda seen: seen.class_means is not None, 'auxiliary data: public=(samples, targets) of a scenario'),
 }
 
 

@@ -1,7 +1,7 @@
 """AutoLeak: a fixed, parameter-free ensemble of attacks, and the worst that any of them sees of each sample.
 
 What AutoAttack (Croce, Hein: Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free
-Attacks, ICML 2020) is for adversarial examples. The stages run from the cheapest to the most expensive one. An image
+Attacks, ICML 2020) is for adversarial examples. The stages run from the cheapest to the most expensive one. A sample
 that is reconstructed exactly under a defense is not attacked again under it. The first stages need no picture: they
 rank a list of candidates by the likelihood of the upload (`gradleak.identify`).
 """
@@ -49,7 +49,7 @@ __all__ = ['ENSEMBLES', 'VERSION', 'AutoLeak', 'Ranking', 'Stage', 'autoleak']
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AutoLeak:
-  """What the ensemble found; T trials of B images.
+  """What the ensemble found; T trials of B samples.
 
   Attributes:
     config: the settings, plain JSON; 'version' is that of the ensemble.
@@ -134,10 +134,10 @@ def autoleak(
   workdir: Any = None,
   progress: str | Callable = 'auto',
 ) -> AutoLeak:
-  """Runs the ensemble against defenses and returns the worst that it sees of each image.
+  """Runs the ensemble against defenses and returns the worst that it sees of each sample.
 
   There is nothing to choose but what is audited: attacks, steps, restarts, control runs and adaptive attacks are those
-  of the version (`VERSION`). Labels are granted. Attacks that learn use the scenario's public images, and are left out
+  of the version (`VERSION`). Labels are granted. Attacks that learn use the scenario's public samples, and are left out
   where it has none. Attacks that the model does not admit are also left out; the result names both.
 
   Args:
@@ -145,8 +145,8 @@ def autoleak(
     scenario: what is audited: client, model, weights and private samples; see `gradleak.scenario`.
     defenses: as `gradleak.audit` takes them. No defense is always audited, too.
     num_trials: T. A published worst-case rate takes 400 or more.
-    batch_size: private images behind one upload.
-    staged: whether images that are exact already are left out of later stages; False runs everything on all of them.
+    batch_size: private samples behind one upload.
+    staged: whether samples that are exact already are left out of later stages; False runs everything on all of them.
     malicious: whether servers that modify the model are run, too; they are counted apart.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: 'auto', 'bar', 'lines' or 'none', or a callback, see `gradleak.audit`.
@@ -265,7 +265,7 @@ class _Run:
       batch_size=self.batch_size,
       candidates=max(CANDIDATES, self.num_trials * self.batch_size),
       rounds=stage.rounds,
-      labels='known' if np.all(self.scenario.gallery.labels >= 0) else 'unknown',
+      labels='known' if np.all(self.scenario.gallery.targets >= 0) else 'unknown',
       controls=CONTROLS,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
       progress='none' if self.show is None else self.show,

@@ -109,7 +109,7 @@ def baselines(scenario: Scenario, num_trials: int, batch_size: int) -> list[Base
     batch_size: samples behind one upload.
   """
   count, kind = num_trials * batch_size, scenario.client.modality
-  images, labels = scenario.images[:count], scenario.classes[:count]
+  images, labels = scenario.samples[:count], scenario.classes[:count]
   public = scenario.public and (np.asarray(scenario.public[0]), classes_of(scenario.public[1], scenario.client))
   held = _Held(kind.usual, images, labels, *(public or (images[:0], labels[:0])))
   among = galleries(scenario, count)

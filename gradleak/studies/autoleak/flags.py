@@ -17,7 +17,7 @@ from gradleak.modalities import of_rows as modality_of
 LEVELS = 16  # distinct sizes of the entries of a tensor, at most, that make it quantised
 SMALLEST = 64  # entries of a tensor that is looked at
 MOVED = 1e-6  # relative fall of an objective that counts as none
-UPLOADS = 8  # at most, of which it is asked how far noise on their images turns them
+UPLOADS = 8  # at most, of which it is asked how far noise on their samples turns them
 NOISE = 0.01  # its standard deviation, in units of the pixels' range
 
 MASKED = 'gradient masked'
@@ -37,17 +37,17 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
     key: of this look.
     scenario: the `Scenario`.
     defense: the `Defense`.
-    batch_size: private images behind one upload.
+    batch_size: private samples behind one upload.
   """
   if not defense.stages:
     return []
   defended, bare = bind(defense, scenario.context).client(scenario.client), scenario.client
   batches = [slice(0, batch_size), slice(batch_size, 2 * batch_size)]
-  batches = batches if len(scenario.images) >= 2 * batch_size else batches[:1] * 2
+  batches = batches if len(scenario.samples) >= 2 * batch_size else batches[:1] * 2
   keys = jax.random.split(key)
 
   def sent(client: Client, one: jax.Array, batch: slice) -> Tree:
-    samples = scenario.images[batch], scenario.labels[batch]
+    samples = scenario.samples[batch], scenario.targets[batch]
     return jax.device_get(_update(client, one, scenario.variables, *samples))
 
   uploads = [sent(defended, one, batch) for one, batch in zip(keys, batches, strict=True)]
@@ -72,8 +72,8 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _update(client: Client, key: jax.Array, variables: Tree, images: jax.Array, labels: jax.Array) -> Tree:
-  return client.local_update(key, variables, images, labels).update
+def _update(client: Client, key: jax.Array, variables: Tree, samples: jax.Array, targets: jax.Array) -> Tree:
+  return client.local_update(key, variables, samples, targets).update
 
 
 def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averaged: bool) -> list[str]:
@@ -104,18 +104,18 @@ def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averag
 def of_undefended(key: jax.Array, scenario: Scenario, rows: Sequence[dict], batch_size: int) -> list[str]:
   """Returns what undefended uploads say about all defenses: a sentence where nothing is recovered of them.
 
-  It ends with how far noise on the private images turns the update (`federated.roughness`).
+  It ends with how far noise on the private samples turns the update (`federated.roughness`).
 
   Args:
     key: of that noise.
     scenario: the `Scenario`.
     rows: of undefended uploads by honest-but-curious servers: that a malicious one succeeds shows nothing about these.
-    batch_size: private images behind one upload.
+    batch_size: private samples behind one upload.
   """
   if not rows or any(row['success'] for row in rows):
     return []
-  size = min(UPLOADS, len(scenario.images) // batch_size) * batch_size
-  samples = scenario.images[:size], scenario.labels[:size]
+  size = min(UPLOADS, len(scenario.samples) // batch_size) * batch_size
+  samples = scenario.samples[:size], scenario.targets[:size]
   turned = roughness(key, scenario.client, scenario.variables, *samples, stddevs=(NOISE,), batch_size=batch_size)
   what = 'pixels' if scenario.client.modality.marked is None else scenario.client.modality.noun[1]
   return [
@@ -141,7 +141,7 @@ def _by_pool(rows: Sequence[dict]) -> list[list[dict]]:
 
 
 def _weaker(rows: Sequence[dict], controls: Sequence[dict]) -> bool:
-  """Returns whether rows are further from the images than the control runs of their pool."""
+  """Returns whether rows are further from the samples than the control runs of their pool."""
   kind = modality_of(rows)
   bound = kind.controls[0]
   of = rows[0]['attack'], rows[0][bound]

@@ -1,8 +1,8 @@
 """A captured upload: attacks on an update that a user brings, without the truth or with it.
 
-Without the private images nothing can be called recovered. One can measure how closely the update of the pictures
+Without the private samples nothing can be called recovered. One can measure how closely the update of the pictures
 matches the captured update. Two controls stand beside it: a grey picture, and the same attack on noise. That takes the
-place of the captured update on the same entries with the same weights. An auditor who owns the images gets an audit's
+place of the captured update on the same entries with the same weights. An auditor who owns the samples gets an audit's
 verdicts.
 """
 
@@ -38,7 +38,7 @@ from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.settings import paired
 from gradleak.federated.targets import CLASSES
 from gradleak.models import Model
-from gradleak.models.model import check_image_shape, check_model, outputs_shape
+from gradleak.models.model import check_model, check_sample_shape, outputs_shape
 from gradleak.studies.captured.hints import hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
@@ -113,7 +113,7 @@ def attack(
   update: Any,
   *,
   attacks: Any = None,
-  image_shape: Sequence[int] | None = None,
+  sample_shape: Sequence[int] | None = None,
   labels: Any = None,
   client: ClientSettings | None = None,
   defense: Any = None,
@@ -132,7 +132,7 @@ def attack(
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
     attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, and those of `fidel` and
       `peeling` that can read this network. For one step of Adam, or values of one size, it is `ladder(match='sign')`.
-    image_shape: (H, W, C); by default derived where only one usual shape fits.
+    sample_shape: (H, W, C); by default derived where only one usual shape fits.
     labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
       By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
@@ -156,7 +156,7 @@ def attack(
   show = progress if progress is None or callable(progress) else reporter(progress)
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
-  shape = check_image_shape(image_shape) if image_shape is not None else derived_image_shape(model, variables)
+  shape = check_sample_shape(sample_shape) if sample_shape is not None else derived_image_shape(model, variables)
   of_classes = as_loss(trained.loss).targets is CLASSES
   mode, known = _labels(labels, chosen.num_samples, of_classes)
   owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes)
@@ -255,12 +255,12 @@ def _stand_in(
   truth: Truth | None = None,
 ) -> Scenario:
   """Returns the `Scenario` of the client; black images stand where an audit holds the private ones, if nobody does."""
-  images = np.zeros((number, *shape), np.float32)
+  samples = np.zeros((number, *shape), np.float32)
   if truth is None and labels is None:
     kind = as_loss(client.loss).targets
     outputs = outputs_shape(check_model(model), variables, shape)
     labels = np.zeros(number, np.int32) if kind is CLASSES else np.zeros((number, *outputs), np.float32)
-  held = (images, np.asarray(labels)) if truth is None else truth
+  held = (samples, np.asarray(labels)) if truth is None else truth
   return scenario(model, *held, variables=variables, dataset='captured', client=client)
 
 
@@ -305,7 +305,7 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
       held = 'give it what was learned before, file=… of launch/train_prior.py, or ' * ('file' in one.method.settings)
       raise errors.UsageError(
         f'the attack {one.label!r} learns from public data, and beside a captured upload there are none: {held}audit a '
-        'client with gradleak.audit and public=(images, labels)'
+        'client with gradleak.audit and public=(samples, targets)'
       )
   return named
 
@@ -346,11 +346,11 @@ def _config(
 
 def _write(store: Workdir, outcome: Captured) -> None:
   """Writes the pictures of all attackers and their figures; each file whole or not at all."""
-  pictures = packed({json.dumps([one.attack, one.adaptive]): one.images for one in outcome.inversions})
+  pictures = packed({json.dumps([one.attack, one.adaptive]): one.samples for one in outcome.inversions})
   write_atomically(store.path / 'reconstructions.npz', pictures)
   figures = [
     {
-      **{field.name: getattr(one, field.name) for field in dataclasses.fields(one) if 'images' not in field.name},
+      **{field.name: getattr(one, field.name) for field in dataclasses.fields(one) if 'samples' not in field.name},
       'closer': one.closer,
       'inconclusive': one.inconclusive,
     }

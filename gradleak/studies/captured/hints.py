@@ -59,7 +59,7 @@ def hints(
   update: Tree,
   variables: Mapping,
   client: Client,
-  image_shape: Sequence[int],
+  sample_shape: Sequence[int],
   num_samples: int,
   labels: Sequence[int] | None = None,
   protected: bool = False,
@@ -71,7 +71,7 @@ def hints(
     update: a tree of NumPy arrays, finite and not all zero.
     variables: the model's.
     client: how the update is said to be made.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     num_samples: private samples that are said to be behind it.
     labels: their labels, where they are given.
     protected: whether the client's defense is given.
@@ -86,7 +86,7 @@ def hints(
     *_weights(update, variables['params']),
   ]
   if client.loss == cross_entropy():
-    found += _labels(update, client, tuple(image_shape), num_samples, labels)
+    found += _labels(update, client, tuple(sample_shape), num_samples, labels)
   return found
 
 
@@ -151,11 +151,11 @@ def _weights(update: Tree, params: Tree) -> Iterator[str]:
 
 
 def _labels(
-  update: Tree, client: Client, image_shape: tuple[int, ...], num_samples: int, labels: Sequence[int] | None
+  update: Tree, client: Client, sample_shape: tuple[int, ...], num_samples: int, labels: Sequence[int] | None
 ) -> Iterator[str]:
   """Reads the bias of the classifying layer: of one sample, only that of its class is negative in a gradient."""
   try:
-    kernel, bias = last_layer(client.model, update, image_shape, client.num_classes)
+    kernel, bias = last_layer(client.model, update, sample_shape, client.num_classes)
   except errors.UsageError:  # the model has no such layer
     return
   if bias is None:

@@ -40,7 +40,7 @@ Part = tuple[list[dict], dict[str, np.ndarray]]  # scalars and arrays of each `I
 
 @dataclasses.dataclass(frozen=True)
 class Inversion:
-  """What one attacker made of the update. It says how well that matches, never that it is the private image.
+  """What one attacker made of the update. It says how well that matches, never that it is the private sample.
 
   Attributes:
     attack: its name with its settings.
@@ -48,7 +48,7 @@ class Inversion:
     does: what the adaptive attack does, a sentence.
     granted: what the attacker is granted, sentences.
     labels_mode: 'known', 'inferred', 'optimised' or 'unused', see `federated.Knowledge`.
-    images: float [K, H, W, C], the surest first. Closed forms may find more or fewer than the private ones.
+    samples: float [K, H, W, C], the surest first. Closed forms may find more or fewer than the private ones.
     labels: int [K], −1 where unknown; empty if the attack returns none.
     objective, objective_start: what the attack minimised, priors included; 0 for closed forms.
     distance: its own matching distance.
@@ -58,7 +58,7 @@ class Inversion:
     diverged: whether a value was not finite.
     steps: of the attack.
     control_objective, control_distance, control_mismatch: the same of the control runs, float [controls].
-    control_images: pictures of the first control runs, [≤ `SHOWN_CONTROLS`, K, H, W, C].
+    control_samples: pictures of the first control runs, [≤ `SHOWN_CONTROLS`, K, H, W, C].
     likeness: the highest Pearson correlation of the first picture with any of the control runs, NaN without these: high
       where the pictures come from the attack's prior and not from the update.
     control_likeness: the median over the control runs of the same among them.
@@ -69,7 +69,7 @@ class Inversion:
   does: str
   granted: list[str]
   labels_mode: str
-  images: np.ndarray
+  samples: np.ndarray
   labels: np.ndarray
   objective: float
   objective_start: float
@@ -81,14 +81,14 @@ class Inversion:
   control_objective: np.ndarray
   control_distance: np.ndarray
   control_mismatch: np.ndarray
-  control_images: np.ndarray
+  control_samples: np.ndarray
   likeness: float
   control_likeness: float
 
   @property
   def inconclusive(self) -> str:
     """Why the attack shows neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
-    if self.diverged or (not self.steps and not np.any(self.images)):
+    if self.diverged or (not self.steps and not np.any(self.samples)):
       return ''  # said in words of their own
     if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):
       return 'unmoved'
@@ -122,9 +122,9 @@ class Mismatch:
     client, labels = self.build.simulated, lane['labels']
     if self.rule:
       labels = label_rules.infer(self.rule, client.model, observation)
-    images = lane['images']
-    known = client.loss.targets.encode(labels, client.num_classes, images.dtype)
-    simulated = client.local_update(None, observation.variables, images, known).update
+    samples = lane['samples']
+    known = client.loss.targets.encode(labels, client.num_classes, samples.dtype)
+    simulated = client.local_update(None, observation.variables, samples, known).update
     apart = cosine(weighed(simulated, observation), weighed(observation.update, observation))
     return jnp.where((labels >= 0).all() | jnp.issubdtype(labels.dtype, jnp.floating), apart, jnp.nan)
 
@@ -206,7 +206,7 @@ def _attacked(
   else:
     found = driver.run(made.build, made.shared, made.arrays, num_steps=made.num_steps, **options)
   found = jax.tree.map(np.asarray, found)
-  greys = found._replace(images=np.full_like(found.images, GREY))
+  greys = found._replace(samples=np.full_like(found.samples, GREY))
   apart = [_mismatches(group, update, made, one, size) for one in (found, greys)]
   scored = [truth.scored(group, update, made, found, size)] if judges else []
   return [_part(group, made, found, *apart), *scored]
@@ -261,26 +261,26 @@ def _noise(key: jax.Array, view: View) -> View:
 
 def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
   """Returns the `Mismatch` of each lane, float [lanes]; NaN where the labels of its pictures are not known."""
-  number, images, labels = group.settings.batch_size, np.asarray(found.images), np.asarray(found.labels)
-  unknown = np.full(len(images), np.nan, np.float32)
-  if images.shape[1] < number:
+  number, samples, labels = group.settings.batch_size, np.asarray(found.samples), np.asarray(found.labels)
+  unknown = np.full(len(samples), np.nan, np.float32)
+  if samples.shape[1] < number:
     return unknown
   rule, kind = '', group.client.loss.targets
   if kind is not CLASSES:
     if group.settings.labels != 'known':
       return unknown
-    labels = np.repeat(group.targets.astype(np.float32), len(images), axis=0)
+    labels = np.repeat(group.targets.astype(np.float32), len(samples), axis=0)
   elif labels.shape[1] >= number:
     labels = labels[:, :number]
   elif number == 1:  # a closed form that returns no label: it is given, or read from the update
-    labels = np.repeat(group.targets, len(images), axis=0)
+    labels = np.repeat(group.targets, len(samples), axis=0)
     if group.settings.labels != 'known':
       rule = rule_without_bias(group.scenario, update, number) or 'bias_corrected'
   if rule == 'optimised' or labels.shape[1] < number:  # nothing tells the label
     return unknown
   arrays = {
     **made.arrays,
-    'images': jnp.asarray(images[:, :number]),
+    'samples': jnp.asarray(samples[:, :number]),
     'labels': jnp.asarray(labels) if kind is not CLASSES else jnp.asarray(labels, jnp.int32),
   }
   try:
@@ -297,7 +297,7 @@ def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
   if client.loss.targets is not CLASSES:
     return ''
   try:
-    kernel, bias = label_rules.last_layer(client.model, update, scenario.images.shape[1:], client.num_classes)
+    kernel, bias = label_rules.last_layer(client.model, update, scenario.samples.shape[1:], client.num_classes)
   except errors.UsageError:  # the model has no such layer
     return ''
   if bias is not None and np.any(bias):
@@ -319,9 +319,9 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
   rows, arrays = [], {}
   for i, ((variant, _), runs) in enumerate(best.items()):
     own, controls = runs.pop(-1), [runs[number] for number in sorted(runs)]
-    shown = min(group.settings.batch_size, found.images.shape[1])
-    others = found.images[controls]
-    likeness, among = _likeness(found.images[own][:shown], others, shown)
+    shown = min(group.settings.batch_size, found.samples.shape[1])
+    others = found.samples[controls]
+    likeness, among = _likeness(found.samples[own][:shown], others, shown)
     adaptive = made.lanes[own].target.adaptive
     known = dataclasses.replace(
       granted.knowledge(group, made.variants[variant].method),
@@ -344,22 +344,22 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
       }
     )
     kept = {
-      'images': found.images[own],
+      'samples': found.samples[own],
       'labels': found.labels[own],
       'control_objective': found.objective[controls],
       'control_distance': found.distance[controls],
       'control_mismatch': apart[controls],
-      'control_images': others[:SHOWN_CONTROLS],
+      'control_samples': others[:SHOWN_CONTROLS],
     }
     arrays |= {f'{i}/{name}': np.asarray(array) for name, array in kept.items()}
   return rows, arrays
 
 
-def _likeness(images: np.ndarray, controls: np.ndarray, shown: int) -> tuple[float, float]:
-  """Returns (the highest correlation with any control's pictures, mean over the images; the same among controls)."""
+def _likeness(samples: np.ndarray, controls: np.ndarray, shown: int) -> tuple[float, float]:
+  """Returns (the highest correlation with any control's pictures, mean over the samples; the same among controls)."""
   if not len(controls):
     return float('nan'), float('nan')
-  units, pool = _units(images), [_units(control) for control in controls]
+  units, pool = _units(samples), [_units(control) for control in controls]
 
   def like(some: np.ndarray, others: list[np.ndarray]) -> float:
     return float(np.max(some @ np.concatenate(others).T, axis=1).mean())
@@ -368,9 +368,9 @@ def _likeness(images: np.ndarray, controls: np.ndarray, shown: int) -> tuple[flo
   return like(units, pool), float(np.median(among))
 
 
-def _units(images: np.ndarray) -> np.ndarray:
-  """Returns the images [K, pixels], float64, less their means and of norm 1; zeros for constant ones."""
-  rows = np.nan_to_num(np.asarray(images, np.float64).reshape(len(images), -1), posinf=0.0, neginf=0.0)
+def _units(samples: np.ndarray) -> np.ndarray:
+  """Returns the samples [K, pixels], float64, less their means and of norm 1; zeros for constant ones."""
+  rows = np.nan_to_num(np.asarray(samples, np.float64).reshape(len(samples), -1), posinf=0.0, neginf=0.0)
   rows = rows - rows.mean(axis=1, keepdims=True)
   norms = np.linalg.norm(rows, axis=1, keepdims=True)
   return rows / np.where(norms > 1e-12, norms, np.inf)

@@ -109,7 +109,12 @@ def in_layout(what: str, entries: Mapping[str, np.ndarray], layout: Layout) -> d
 
 
 def in_order(
-  what: str, entries: Mapping[str, np.ndarray], model: Model, wanted: Tree, statistics: Tree, image_shape: Sequence[int]
+  what: str,
+  entries: Mapping[str, np.ndarray],
+  model: Model,
+  wanted: Tree,
+  statistics: Tree,
+  sample_shape: Sequence[int],
 ) -> dict[Path, np.ndarray]:
   """Returns the arrays of a list by the paths of the model's variables, in the order of PyTorch's state dict.
 
@@ -122,7 +127,7 @@ def in_order(
     model: the `Model`.
     wanted: the variables that are read, paths with their collection left out.
     statistics: {'batch_stats': …} or {}, which a list may hold, too.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: for another number of arrays, and for a model that does not tell its layers.
@@ -135,7 +140,7 @@ def in_order(
   if model.layers is None:
     raise errors.UsageError(f'{what}: it is a list, and {model.name!r} does not tell the order of its layers: {_NAMED}')
   every = [*paths, *(trees.path_names(place)[1:] for place, _ in jax.tree.leaves_with_path(statistics))]
-  ordered = _by_layer(model, list(dict.fromkeys(every)), image_shape)
+  ordered = _by_layer(model, list(dict.fromkeys(every)), sample_shape)
   alone = [path for path in ordered if path in paths]
   for order in (alone, ordered):
     if len(order) == len(arrays):
@@ -146,11 +151,11 @@ def in_order(
   )
 
 
-def _by_layer(model: Model, paths: Sequence[Path], image_shape: Sequence[int]) -> list[Path]:
+def _by_layer(model: Model, paths: Sequence[Path], sample_shape: Sequence[int]) -> list[Path]:
   """Returns the paths of all layers in forward order, weights before biases before statistics."""
   assert model.layers is not None
   found: list[Path] = []
-  for layer in model.layers(tuple(image_shape)):
+  for layer in model.layers(tuple(sample_shape)):
     modules = dict.fromkeys(path[:-1] for path in layer.paths)
     for module in modules:
       found += sorted((path for path in paths if path[:-1] == module), key=_rank)

@@ -25,14 +25,14 @@ Truth = tuple[np.ndarray, np.ndarray]
 _SAMPLES, _TARGETS = ('samples', 'images', 'x', 'arr_0'), ('targets', 'labels', 'y', 'arr_1')
 
 
-def read_truth(path: Any, image_shape: Sequence[int]) -> Truth:
+def read_truth(path: Any, sample_shape: Sequence[int]) -> Truth:
   """Returns (samples, targets) of an `.npz` file that holds them under these names, or as 'images' and 'labels'.
 
   Samples are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch.
 
   Args:
     path: of the file.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
 
   Raises:
     UsageError: for a file that cannot be read, and for other arrays.
@@ -48,22 +48,22 @@ def read_truth(path: Any, image_shape: Sequence[int]) -> Truth:
       )
     found.append(arrays[named[0]])
   samples, targets = found
-  height, width, channels = image_shape
-  if samples.shape[1:] == (channels, height, width) and samples.shape[1:] != tuple(image_shape):
+  height, width, channels = sample_shape
+  if samples.shape[1:] == (channels, height, width) and samples.shape[1:] != tuple(sample_shape):
     samples = samples.transpose(0, 2, 3, 1)
   if samples.dtype == np.uint8:
     samples = samples.astype(np.float32) / 255
-  return checked((samples, targets), image_shape, len(samples))  # type: ignore[return-value]
+  return checked((samples, targets), sample_shape, len(samples))  # type: ignore[return-value]
 
 
 def checked(
-  truth: Any, image_shape: Sequence[int], number: int, labels: Any = None, of_classes: bool = True
+  truth: Any, sample_shape: Sequence[int], number: int, labels: Any = None, of_classes: bool = True
 ) -> Truth | None:
   """Returns (samples [N, H, W, C], targets [N]) of the private samples; None for none.
 
   Args:
     truth: as `attack` takes it.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     number: N.
     labels: those that the attacker is given, or None.
     of_classes: whether targets are classes; others are checked with the scenario.
@@ -76,7 +76,7 @@ def checked(
   if not isinstance(truth, tuple | list) or len(truth) != 2:
     raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets)')
   other = None if of_classes else (lambda targets, count: None)
-  samples, targets = data.pair('the truth', tuple(truth), None, tuple(image_shape), IMAGES.check, other)
+  samples, targets = data.pair('the truth', tuple(truth), None, tuple(sample_shape), IMAGES.check, other)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
   if not of_classes:

@@ -13,7 +13,7 @@ import numpy as np
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import Model, flattening, torch_weights
-from gradleak.models.model import check_apply, check_finite, check_image_shape, check_model, check_variables
+from gradleak.models.model import check_apply, check_finite, check_model, check_sample_shape, check_variables
 from gradleak.models.state_dict import Layout
 from gradleak.studies.captured import sources
 
@@ -31,7 +31,7 @@ def read_update(
   variables: Mapping,
   *,
   sent: Any = None,
-  image_shape: Sequence[int] | None = None,
+  sample_shape: Sequence[int] | None = None,
   names: Mapping[str, str] | None = None,
   partial: bool = False,
   flattened: str = 'channels_first',
@@ -59,7 +59,7 @@ def read_update(
     model: the `Model`.
     variables: its variables; only their names and shapes are read.
     sent: the weights that the client was sent, in any of these forms; `variables` is one of them.
-    image_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
+    sample_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
     names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
     partial: whether tensors may be missing, which are then zeros, as of a client that drops whole layers.
     flattened: for PyTorch's layout, how the file's network flattens an image: 'channels_first' from [C, H, W], as
@@ -74,7 +74,7 @@ def read_update(
   errors.check_instance('partial', partial, bool, 'True or False')
   if not isinstance(variables, Mapping) or 'params' not in variables:
     raise errors.UsageError(f"the variables are {errors.shown(variables)}, expected a dict with 'params'")
-  given: Any = (model, dict(variables), image_shape, names, partial, flattened)
+  given: Any = (model, dict(variables), sample_shape, names, partial, flattened)
   found = _fitted(what, 'update', *given)
   if sent is not None:
     found = _difference(found, _fitted(sent, 'sent weights', *given))
@@ -99,7 +99,7 @@ def _difference(returned: Mapping[sources.Path, np.ndarray], sent: Mapping[sourc
 def read_weights(
   path: Any,
   model: Model,
-  image_shape: Sequence[int],
+  sample_shape: Sequence[int],
   *,
   names: Mapping[str, str] | None = None,
   flattened: str = 'channels_first',
@@ -110,22 +110,22 @@ def read_weights(
     path: of the file, or another form that `read_update` takes. The statistics of BatchNorm stand in it like
       parameters.
     model: the `Model`.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     names, flattened: as in `read_update`.
 
   Raises:
     UsageError: as `read_update` does, and for values that are not finite.
   """
-  image_shape = check_image_shape(image_shape, check_model(model).axes)
-  shapes = jax.eval_shape(lambda key: check_model(model).init(key, image_shape), jax.random.key(0))
+  sample_shape = check_sample_shape(sample_shape, check_model(model).axes)
+  shapes = jax.eval_shape(lambda key: check_model(model).init(key, sample_shape), jax.random.key(0))
   published = torch_weights.has_published_names(shapes['params']) and isinstance(path, str | os.PathLike)
   if published and not names:
     try:
-      return torch_weights.load(path, model, image_shape)  # type: ignore[arg-type]
+      return torch_weights.load(path, model, sample_shape)  # type: ignore[arg-type]
     except errors.UsageError as error:
       if 'do not fit' not in str(error):
         raise
-  found = _fitted(path, 'weights', model, dict(shapes), image_shape, names, False, flattened)
+  found = _fitted(path, 'weights', model, dict(shapes), sample_shape, names, False, flattened)
   with np.errstate(over='ignore'):  # what leaves the range of the model's type is found beneath
     leaves = [
       jnp.asarray(found[trees.path_names(place)[1:]], np.float64 if jax.config.jax_enable_x64 else leaf.dtype)
@@ -157,8 +157,8 @@ def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int
   if len(fitting) != 1:
     found = f'several do ({", ".join(map(str, fitting[:_LISTED]))}, …)' if fitting else 'none of the usual ones does'
     raise errors.UsageError(
-      f'image_shape is not given, and the weights of {model.name!r} do not tell which one fits: {found}; give '
-      'image_shape=(height, width, channels)'
+      f'sample_shape is not given, and the weights of {model.name!r} do not tell which one fits: {found}; give '
+      'sample_shape=(height, width, channels)'
     )
   return fitting[0]
 
@@ -250,7 +250,7 @@ def _fitted(
   kind: str,
   model: Model,
   variables: dict[str, Tree],
-  image_shape: Sequence[int] | None,
+  sample_shape: Sequence[int] | None,
   names: Mapping[str, str] | None,
   partial: bool,
   flattened: str,
@@ -260,7 +260,7 @@ def _fitted(
   Args:
     what: as `read_update` takes it.
     kind: 'update', 'sent weights' or 'weights'; the last have statistics, and of them all must be there.
-    model, variables, image_shape, names, partial, flattened: as `read_update` takes them.
+    model, variables, sample_shape, names, partial, flattened: as `read_update` takes them.
   """
   names = _checked_names(names)
   errors.check_choice('order: flattened', flattened, FLATTENED)
@@ -271,7 +271,7 @@ def _fitted(
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
   ours = {'.'.join(place): place for place in paths}
   theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
-  shape = check_image_shape(image_shape) if image_shape else None
+  shape = check_sample_shape(sample_shape) if sample_shape else None
   if sources.is_list(entries) and model.layout is not None:
     entries = sources.in_layout(about, entries, model.layout)
   if sources.is_list(entries):
@@ -355,7 +355,7 @@ def _from_torch(
   places: Mapping[str, tuple[str, ...]],
   model: Model,
   variables: Tree,
-  image_shape: Sequence[int],
+  sample_shape: Sequence[int],
   flattened: str,
 ) -> dict[str, np.ndarray]:
   """Returns the entries in the layout of our parameters; one that does not fit is left as it is.
@@ -365,7 +365,7 @@ def _from_torch(
     places: the paths of our parameters by PyTorch's names.
     model: the `Model`.
     variables: its variables, or their shapes.
-    image_shape: (H, W, C).
+    sample_shape: (H, W, C).
     flattened: as `read_update` takes it.
 
   Raises:
@@ -375,10 +375,10 @@ def _from_torch(
   if torch_weights.has_published_names(variables['params']):
     for name, values in entries.items():
       if name in places:
-        converted[name] = torch_weights.our_layout(places[name], values, image_shape[2])
+        converted[name] = torch_weights.our_layout(places[name], values, sample_shape[2])
     return converted
-  check_apply(model, variables, image_shape)
-  orders = flattening.orders(model, variables, image_shape)
+  check_apply(model, variables, sample_shape)
+  orders = flattening.orders(model, variables, sample_shape)
   shapes = {trees.path_names(path)[1:]: leaf.shape for path, leaf in jax.tree.leaves_with_path(dict(variables))}
   for name, values in entries.items():
     place = places.get(name)

@@ -306,20 +306,20 @@ def _row(label: str, stated: Epsilon, method: str, measured: Measured, chosen: E
   }
 
 
-def _probe_init(key: jax.Array, image_shape: Sequence[int]) -> dict[str, Any]:
+def _probe_init(key: jax.Array, sample_shape: Sequence[int]) -> dict[str, Any]:
   del key
-  return {'params': {'weight': jnp.zeros(image_shape, jnp.float32)}, 'round': {'sign': jnp.ones((), jnp.float32)}}
+  return {'params': {'weight': jnp.zeros(sample_shape, jnp.float32)}, 'round': {'sign': jnp.ones((), jnp.float32)}}
 
 
-def _probe_apply(variables: Any, images: jax.Array, train: bool = False, key: Any = None) -> tuple[jax.Array, dict]:
+def _probe_apply(variables: Any, samples: jax.Array, train: bool = False, key: Any = None) -> tuple[jax.Array, dict]:
   del train, key
   weight = variables['params']['weight'] * variables['round']['sign']
-  value = jnp.sum(images * weight[None], axis=(1, 2, 3))
+  value = jnp.sum(samples * weight[None], axis=(1, 2, 3))
   return jnp.stack([value, -value], axis=1), {}
 
 
-def _probe_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  del labels
+def _probe_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
+  del targets
   return logits[:, 0]
 
 
@@ -348,13 +348,13 @@ def _probed(scenario: Scenario, defense: Defense, size: int) -> tuple[Client, di
   return client, variables, _FAR * max(finite, default=1.0)
 
 
-def _sent(client: Client, variables: Any, key: jax.Array, images: jax.Array, labels: jax.Array, rounds: int) -> Any:
+def _sent(client: Client, variables: Any, key: jax.Array, samples: jax.Array, targets: jax.Array, rounds: int) -> Any:
   """Returns what a client sends in its rounds, floats [R, D]; the sign of a canary alternates between rounds."""
   state, found = None, []
   for number in range(rounds):
     sign = {'round': {'sign': jnp.float32((-1) ** number)}} if client.model is PROBE else {}
     one = jax.random.fold_in(key, number)
-    upload, state, _ = client.participate(one, {**variables, **sign}, images, labels, None, state)
+    upload, state, _ = client.participate(one, {**variables, **sign}, samples, targets, None, state)
     found.append(ravel_pytree(upload.update)[0])
   return jnp.stack(found)
 
@@ -366,11 +366,11 @@ def _canary(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSett
   others = jnp.zeros((chosen.samples - 1, _DIMENSION, 1, 1), jnp.float32)
   canary = jnp.full((1, _DIMENSION, 1, 1), norm * chosen.samples / math.sqrt(_DIMENSION), jnp.float32)
   neighbour = -canary if chosen.relation == RELATIONS[0] else jnp.zeros_like(canary)
-  labels = jnp.zeros(chosen.samples, jnp.int32)
+  targets = jnp.zeros(chosen.samples, jnp.int32)
 
   def release(key: jax.Array, inside: jax.Array) -> jax.Array:
-    images = jnp.concatenate([jnp.where(inside, canary, neighbour), others])
-    return _sent(client, variables, key, images, labels, chosen.rounds)
+    samples = jnp.concatenate([jnp.where(inside, canary, neighbour), others])
+    return _sent(client, variables, key, samples, targets, chosen.rounds)
 
   return release
 
@@ -379,17 +379,17 @@ def _own(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSetting
   """Returns the release of the two own contributions that are farthest apart, after clipping."""
   size = chosen.samples
   each = size if unit == 'client' else 1
-  count = min(_LOOKED_AT, len(scenario.images) // each)
-  if count < 2 or len(scenario.images) < size + 1:
+  count = min(_LOOKED_AT, len(scenario.samples) // each)
+  if count < 2 or len(scenario.samples) < size + 1:
     raise errors.UsageError(
-      f'there are {len(scenario.images)} private samples, too few for two neighbours of {size}: give more'
+      f'there are {len(scenario.samples)} private samples, too few for two neighbours of {size}: give more'
     )
-  images, labels = jnp.asarray(scenario.images), jnp.asarray(scenario.labels)
+  samples, targets = jnp.asarray(scenario.samples), jnp.asarray(scenario.targets)
   bound = min(map(norm_bound, defense.stages), default=math.inf)
 
   @jax.jit
   def contributions() -> jax.Array:
-    batches = [x[: count * each].reshape(count, each, *x.shape[1:]) for x in (images, labels)]
+    batches = [x[: count * each].reshape(count, each, *x.shape[1:]) for x in (samples, targets)]
     return jax.lax.map(
       lambda one: ravel_pytree(trees.clip(scenario.client.gradient(scenario.variables, *one), bound))[0], batches
     )
@@ -400,12 +400,12 @@ def _own(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSetting
   first, second = (int(i) for i in np.unravel_index(np.argmax(distances), distances.shape))
   places = [np.arange(one * each, (one + 1) * each) for one in (first, second)]
   if unit == 'example':
-    rest = np.setdiff1d(np.arange(len(images)), np.concatenate(places))[: size - 1]
+    rest = np.setdiff1d(np.arange(len(samples)), np.concatenate(places))[: size - 1]
     places = [np.concatenate([one, rest]) for one in places]
   if len({len(one) for one in places} | {size}) > 1:
-    raise errors.UsageError(f'{len(images)} private samples are too few for a batch of {size} beside two neighbours')
+    raise errors.UsageError(f'{len(samples)} private samples are too few for a batch of {size} beside two neighbours')
   client = bind(defense, scenario.context).client(scenario.client)
-  (one, other), (its, others) = ([part[place] for place in places] for part in (images, labels))
+  (one, other), (its, others) = ([part[place] for place in places] for part in (samples, targets))
 
   def release(key: jax.Array, inside: jax.Array) -> jax.Array:
     batch = jnp.where(inside, one, other), jnp.where(inside, its, others)
@@ -418,13 +418,13 @@ def _in_one_run(key: jax.Array, scenario: Scenario, defense: Defense, chosen: Ep
   """Returns the bound by one upload, or one series of them, with many canaries; each has a coordinate of its own."""
   count = chosen.canaries
   client, variables, norm = _probed(scenario, defense, count)
-  axes, labels = norm * count * jnp.eye(count, dtype=jnp.float32)[:, :, None, None], jnp.zeros(count, jnp.int32)
+  axes, targets = norm * count * jnp.eye(count, dtype=jnp.float32)[:, :, None, None], jnp.zeros(count, jnp.int32)
   absent = -1.0 if chosen.relation == RELATIONS[0] else 0.0
 
   @jax.jit
   def sent(key: jax.Array, coins: jax.Array) -> jax.Array:
-    images = jnp.where(coins, 1.0, absent)[:, None, None, None] * axes
-    return _sent(client, variables, key, images, labels, chosen.rounds)
+    samples = jnp.where(coins, 1.0, absent)[:, None, None, None] * axes
+    return _sent(client, variables, key, samples, targets, chosen.rounds)
 
   flipping, noise, pairing = jax.random.split(key, 3)
   coins = jax.random.bernoulli(flipping, 0.5, (count,))

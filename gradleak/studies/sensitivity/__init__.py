@@ -112,14 +112,14 @@ def sensitivity(
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
     model: a `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
-    images, labels: floats [N, H, W, C] in [0, 1] and integers [N], N ≥ trials · batch_size · cohort. In production
+    samples, targets: floats [N, H, W, C] in [0, 1] and integers [N], N ≥ trials · batch_size · cohort. In production
       trial t is the t-th batch; where an upload is of one image, it is the first of that batch, which all share.
     attack: one of `gradleak.attacks`; `csdlg_fast(tv=1e-6)` by default.
     client: `ClientSettings` of production; by default it shares its delta after two epochs in batches of two.
     defense: the client's in production, or None.
     variables: the weights that the client is sent in production, such as trained ones; by default initialised from
       `key`, then trained on the public images.
-    public: (images, labels) apart from the private ones, to train on; a quarter of them measures the accuracy.
+    public: (samples, targets) apart from the private ones, to train on; a quarter of them measures the accuracy.
     num_classes: number of classes; by default as many as the model returns.
     gallery: among which the originals are to be found, as `scenario` takes it; by default the images that are given.
     chosen: `Assumption`s in the order in which they are dropped; `assumptions` by default.

@@ -102,7 +102,7 @@ def assumptions(
     settings: `SensitivitySettings`.
     defense: the client's in production, or None.
     num_classes: number of classes.
-    public: (images, labels) that the model is trained on, or None.
+    public: (samples, targets) that the model is trained on, or None.
     batch_norm: whether the model has BatchNorm.
     given: whether the weights of production were given.
   """
