@@ -1,11 +1,14 @@
 """A modality of one's own in one file: points on a circle, with a network for them."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import gradleak as gl
 from gradleak.modalities import Column, Modality, Shown, modality
+from tests.report.parsing import Page
 
 MIDDLE, RADIUS, NEAR = 0.5, 0.4, 0.02
 
@@ -76,6 +79,12 @@ CIRCLE = modality(
     noun=('point', 'points'),
   )
 )
+
+
+def said_of_images(page):
+  """Returns what a page of other samples says of images: their words and their measures."""
+  told = re.sub(r'\s+', ' ', ' '.join(Page(page).text))
+  return re.findall(r'.{0,60}(?:PSNR|SSIM|\bdB\b|pixel|8 bits|checkerboard|no picture|\b[Ii]mages?\b).{0,40}', told)
 
 
 def points(number, seed=0):

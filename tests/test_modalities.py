@@ -104,7 +104,8 @@ def test_a_page_a_table_and_pictures_are_made_of_it(result, tmp_path):
   assert 'nearness digits' in table and 'PSNR' not in table and 'points' in table
   gl.report.write(result, tmp_path)
   page = (tmp_path / 'report.html').read_text('utf-8')
-  assert 'nearness' in page and 'Private point of trial 0.' in page and ' dB' not in page
+  assert 'nearness' in page and 'Private point of trial 0.' in page
+  assert not circle.said_of_images(page)
   assert (tmp_path / 'grid.png').stat().st_size > 1000
 
 

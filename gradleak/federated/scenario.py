@@ -152,7 +152,7 @@ def scenario(
     'image_shape': list(sample_shape),
     **recorded,
     **kind.describe(samples),
-    **({} if kind is IMAGES else {'modality': kind.name}),
+    **kind.recorded,
     'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
     **_fingerprints(
       data=(samples, targets), weights=variables, public=public, previous=previous, gallery=found.samples

@@ -207,6 +207,11 @@ class Modality:
       )
 
   @property
+  def recorded(self) -> dict[str, str]:
+    """What the settings of a result tell of it: its name, and nothing of images."""
+    return {} if self is REGISTRY['images'] else {'modality': self.name}
+
+  @property
   def integral(self) -> bool:
     """Whether samples are integers."""
     return jnp.issubdtype(self.dtype, jnp.integer)

@@ -108,6 +108,83 @@ def _lpips(weights: metrics.LpipsWeights, images: jax.Array, truth: jax.Array) -
   return metrics.lpips(images, truth, weights)
 
 
+# Sentences of the report on images; others have those of any sample.
+WORDS: dict[str, str] = {
+  'meaning.recognisable': 'a picture in which the original can be recognised',
+  'meaning.re-identified': 'no picture, but enough to find the original among others',
+  'meaning.above chance': 'more than nothing, but neither a picture nor an identity',
+  'meaning.unjudged': 'more than nothing, but no picture; identity was not judged: {needed} candidates are needed',
+  'done.recognisable': '{n:leaves|leave} recognisable pictures',
+  'verdicts.exact': (
+    "One of the images that the attack returned correlates with the private one by at least 0.98 (Fidel's “fully "
+    'revealed”), or deviates from it by at most one level of 8 bits (root mean square), which decides where an '
+    'image is flat and has no correlation.'
+  ),
+  'verdicts.recognisable': (
+    'Two tests hold. The original is the most similar of all candidates: {size:0} other real images, by the '
+    'whitened correlation.{made} And the SSIM is at least a threshold calibrated on these candidates without '
+    'human judgement: the median SSIM of an image and of its thumbnail of 0.4 of the side, or the 99th percentile'
+    ' of the SSIM of two different images, whichever is larger.'
+  ),
+  'verdicts.re-identified': (
+    'The original is the most similar of all candidates, which happens to one attacker by chance in '
+    '{chance:significant} % of uploads, and the correlation is three standard deviations above that of the '
+    'control: an attacker with a list of suspects learns who it is, although there is no picture.'
+  ),
+  'verdicts.above chance': (
+    'PSNR and correlation are beyond the control (its 95th percentile; three standard deviations above its mean),'
+    ' and nothing more.'
+  ),
+  'verdicts.recovered': (
+    'Exact or recognisable: there is a picture. The percentages beside the counts are exact (Clopper–Pearson) 95 '
+    '% intervals. A plus after the PSNR marks a run, at any of the four levels, that had not converged: more '
+    'steps may show more.{batches}'
+  ),
+  'verdicts.batches': (
+    ' Of a batch, one image decides, where the control shows none. “Fully” counts the images of a batch that are '
+    'exact, with their mean PSNR (at most 100 dB).'
+  ),
+  'verdicts.diverged': (
+    'A value became NaN or infinite. The run counts as not recovered and enters no mean; its picture is a checkerboard.'
+  ),
+  'findings.fails': (
+    'Even without a defense {none_of} recovered{above}: this setting proves nothing about any defense, because '
+    'the attacks show no picture without one, too.'
+  ),
+  'findings.reidentified': 'No picture, but {unit} that are re-identified among the candidates: {counts:list}.',
+  'findings.seen': 'No picture, but {unit} that are seen above chance: {counts:list}.',
+  'audit.both': (
+    'A non-adaptive attacker treats the upload as that of an undefended client. An adaptive one knows the defense'
+    ' and its settings, and runs the adaptive attack named. Where one row stands for all adaptive attackers, it '
+    'is that of the strongest: the most runs recovered, then the highest mean PSNR.'
+  ),
+  'autoleak.rankings': (
+    'Originals that are re-identified: by the likelihood of the upload, given each candidate of a list, without a'
+    ' picture; and by what an attack reconstructs. Either decides the level. The last column has uploads of noise'
+    ' of which the original is first: false matches. Where an upload says nothing, one in a list is first by '
+    'chance.'
+  ),
+  'training.term_recovered': (
+    'The uploads from which at least one attacker, non-adaptive or adaptive, has a picture of the private images,'
+    ' exact or recognisable: an image correlates with the private one by at least 0.98, or deviates from it by at'
+    ' most one level of 8 bits (root mean square); or the private one is the most similar of all candidates, and '
+    'the SSIM is at least the threshold of the gallery. The page of each audit says which images these are. This '
+    'is a lower bound: attacks that were not run may recover more.'
+  ),
+  'training.term_strongest': (
+    'The single attacker that recovers most uploads, then the one with the highest mean PSNR; and its means. PSNR'
+    ' is in dB, of images in [0, 1]; 10 dB more is a tenth of the squared error. SSIM is 1 for identical images. '
+    'Neither says whether an image can be recognised: look at the pictures on the pages of the attacks.'
+  ),
+  'scores.images': (
+    'Peak signal-to-noise ratio in dB: how close a reconstruction, clipped to [0, 1], is to the private image. 10'
+    ' dB more is a tenth of the squared error. Papers define it differently, so their numbers may not be '
+    'comparable. A reconstruction of which most values lie far beyond [0, 1] is drawn scaled to that range, since'
+    ' an attacker would look at it so; its PSNR is that of the clipped one.'
+  ),
+}
+
+
 IMAGES = modality(
   Modality(
     name='images',
@@ -140,6 +217,7 @@ IMAGES = modality(
     },
     by_networks=by_networks,
     noun=('image', 'images'),
+    words=WORDS,
     shaped=shaped,
     settle=lambda images: jnp.clip(images, 0.0, 1.0),
     terms=frozenset({'tv', 'prior', 'group', 'order', 'denoising'}),

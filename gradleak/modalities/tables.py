@@ -47,13 +47,9 @@ COLUMNS = (
 )
 
 
-# Sentences of the report that mean something else of rows than of images.
+# Sentences of the report that mean something else of rows than of any sample.
 WORDS: dict[str, str] = {
   'meaning.exact': 'a whole row itself',
-  'meaning.recognisable': 'a row that is mostly right, and whose original is nearest to it',
-  'meaning.re-identified': 'no row that is right, but enough to find the original among others',
-  'meaning.above chance': 'more than nothing, but neither a right row nor an identity',
-  'meaning.unjudged': 'more than nothing, but no right row; identity was not judged: {needed} candidates are needed',
   'done.recognisable': '{n:gives|give} rows away that are mostly right',
   'done.above chance': '{n:leaves|leave} cells above chance',
   'verdicts.exact': (
@@ -73,39 +69,9 @@ WORDS: dict[str, str] = {
     'The share of right cells and the trace are beyond the control (its 95th percentile; three standard deviations '
     'above its mean), and nothing more. The trace is the cosine of the cells less what is usual in their columns.'
   ),
-  'verdicts.recovered': (
-    'Exact or recognisable. The percentages beside the counts are exact (Clopper–Pearson) 95 % intervals. “Not '
-    'converged” marks runs at any of the four levels of which more steps may show more.{batches}'
-  ),
-  'verdicts.batches': (
-    'Of a batch, one row decides, where the control shows none. “Fully” counts the rows of a batch that are exact.'
-  ),
-  'verdicts.diverged': 'A value became NaN or infinite. The run counts as not recovered and enters no mean.',
-  'findings.fails': (
-    'Even without a defense {none_of} recovered{above}: this setting proves nothing about any defense, because the '
-    'attacks show no row without one, too.'
-  ),
-  'findings.reidentified': (
-    'No row is recovered, but {unit} that are re-identified among the candidates: {counts:list}.'
-  ),
-  'findings.seen': 'No row is recovered, but {unit} that are seen above chance: {counts:list}.',
   'audit.slide': (
     'The first private row, and what the strongest attacker of each defense makes of its upload: right cells are '
     'marked. Below that, of how many trials they recover a row.'
-  ),
-  'audit.oracle': (
-    'The right cells of the best start, chosen by comparison with the private rows, which no attacker can do. '
-    'Everything else on this page uses the start with the smallest matching distance.'
-  ),
-  'audit.both': (
-    'A non-adaptive attacker treats the upload as that of an undefended client. An adaptive one knows the defense '
-    'and its settings, and runs the adaptive attack named. Where one row stands for all adaptive attackers, it is '
-    'that of the strongest: the most runs recovered, then the most right cells.'
-  ),
-  'autoleak.rankings': (
-    'Originals that are re-identified: by the likelihood of the upload, given each candidate of a list; and by what '
-    'an attack reconstructs. Either decides the level. The last column has uploads of noise of which the original is '
-    'first: false matches. Where an upload says nothing, one in a list is first by chance.'
   ),
   'scores.table': (
     'The share of cells that are right: a category that is equal, or a value within 0.319 standard deviations of its '

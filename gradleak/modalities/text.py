@@ -199,8 +199,21 @@ DEFAULTS: dict[str, Any] = {
   'graddefense(stddev=0.1);outpost',
 }
 
-# Sentences of the report where texts are shown, not pictures.
+# Sentences of the report that mean something else of texts than of any sample.
 WORDS = {
+  'meaning.recognisable': 'a text of which phrases are right, and whose original is nearest to it',
+  'verdicts.exact': 'A private text is one of those that the attack returned: all its tokens are right, in order.',
+  'verdicts.recognisable': 'Two tests hold. The original is the nearest of all candidates, {size:0} other real texts, '
+  'by its weighted bag of tokens.{made} And its ROUGE-2 is above the 99th percentile of two different candidates.',
+  'verdicts.re-identified': 'The original is the nearest of all candidates by its weighted bag of tokens, which '
+  'happens to one attacker by chance in {chance:significant} % of uploads. And its standing among them is three '
+  'standard deviations above that of the control: an attacker with a list of suspects learns who it is, although no '
+  'text is right.',
+  'verdicts.above chance': 'ROUGE-1 and the standing among the candidates are beyond the control (its 95th percentile; '
+  'three standard deviations above its mean), and nothing more.',
+  'scores.text': 'The F1 of the words that a reconstruction and the private text have in common, each as often as it '
+  'occurs (ROUGE-1, Lin 2004); 1 is all of them, in any order. Texts are matched to the private ones first. Common '
+  'words alone are shared by different texts, so compare with the control.',
   'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. '
   'What is right at its place is bold and has a colour. The last line counts it.',
 }

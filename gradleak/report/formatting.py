@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.modalities import Modality
+from gradleak.modalities.base import Shown
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -18,6 +19,18 @@ def number(value: float | None, digits: int = 1) -> str:
 def scored(kind: Modality, value: float | None) -> str:
   """Returns a score of a modality with its unit."""
   return f'{number(value, kind.shown[0].digits)} {kind.shown[0].unit}'.rstrip()
+
+
+def measures(kind: Modality) -> list[Shown]:
+  """Returns the score of a modality and the likeness by which its examples are chosen, as tables show them."""
+  shown = {one.column: one for one in (*kind.further, *kind.shown)}
+  return [shown[name] for name in dict.fromkeys((kind.score, kind.likeness))]
+
+
+def of_attacker(kind: Modality) -> str:
+  """Returns the label of an axis with the score of the strongest attacker."""
+  title, unit = kind.shown[0].title, kind.shown[0].unit
+  return f'{title} of the strongest attacker' + (f', in {unit}' if unit else '')
 
 
 def significant(value: float | None, digits: int = 2) -> str:

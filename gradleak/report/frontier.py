@@ -11,24 +11,25 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import chance, training
+from gradleak.modalities import IMAGES, REGISTRY, Modality, of_rows
 from gradleak.report import chance as at_chance
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, minus, number, percent, signed, upwards
+from gradleak.report.formatting import aligned, measures, minus, number, of_attacker, percent, signed, upwards
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import said
 from gradleak.studies.frontier import Trained
 from gradleak.summary import cases
 from gradleak.summary.cases import csv_text, worst_case_of
 
-COLUMNS = (
-  'defense', 'psnr', 'ssim', 'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'points',
-  'points_low', 'points_high', 'loss', 'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', 'epsilon',
-  *(f'epsilon_{field.name}' for field in dataclasses.fields(Epsilon)[1:]),
+_EPSILON = ('epsilon', *(f'epsilon_{field.name}' for field in dataclasses.fields(Epsilon)[1:]))
+_COSTS = (
+  'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'points', 'points_low', 'points_high', 'loss',
+  'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', *_EPSILON,
 )  # fmt: skip
-_DRAWN = 'defense', 'psnr', 'accuracy', 'recovered'
+_DRAWN = 'defense', 'accuracy', 'recovered'
 _COLOUR = '#0f6674'
-Entry = dict[str, Any]  # with COLUMNS as keys
+Entry = dict[str, Any]  # with `columns` as keys
 _LEAST_SPAN = 1.2  # of the axis of accuracy, in points
 _WIDTH, _LEFT, _RIGHT, _TALL, _BELOW, _ABOVE, _LINE = 7.2, 0.62, 0.15, 3.4, 0.5, 0.3, 0.17  # inches
 _LONGEST = 34  # characters: longer names get a number in the picture
@@ -39,10 +40,15 @@ _AROUND = (  # places of a name beside its point: right, left, above, below, and
 )  # fmt: skip
 
 
+def columns(kind: Modality = IMAGES) -> tuple[str, ...]:
+  """Returns the keys of an entry where samples are of a modality."""
+  return ('defense', *(one.column for one in measures(kind)), *_COSTS)
+
+
 def entries(
   trained: Mapping[str, Trained], rows: Iterable[cases.Row] = (), num_classes: int | None = None
 ) -> list[Entry]:
-  """Returns one dict per defense, with `COLUMNS` as keys; None for what is not known.
+  """Returns one dict per defense, with `columns` as keys; None for what is not known.
 
   Args:
     trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them. 'majority_share' is
@@ -54,16 +60,23 @@ def entries(
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
     num_classes: for trainings of earlier versions, whose rows do not hold the fraction of the commonest class.
   """
-  worst = worst_case_of(rows)
+  rows = cases.check_rows(rows)
+  worst, kind = worst_case_of(rows), of_rows(rows)
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
     errors.check_instance('a training', one, Trained, 'a gradleak.studies.frontier.Trained')
   if num_classes is not None:
     errors.check_number('num_classes', num_classes, low=1, integer=True)
   base = trained.get('none')
   return [
-    _entry(defense, one, worst.get(defense, {}), None if defense == 'none' else base, num_classes)
+    _entry(defense, one, _seen(worst.get(defense, {}), kind), None if defense == 'none' else base, num_classes)
     for defense, one in trained.items()
   ]
+
+
+def _seen(worst: Mapping[str, Any], kind: Modality) -> dict[str, Any]:
+  """Returns what the strongest attacker sees, None for what is not known."""
+  names = (*(one.column for one in measures(kind)), 'recovered', 'n', 'by')
+  return {name: worst.get(name) for name in names}
 
 
 def last_measured(trained: Trained) -> Mapping[str, Any]:
@@ -84,7 +97,7 @@ def _entry(
   terms = {} if spent is None else spent.terms
   return {
     'defense': defense,
-    **{key: worst.get(key) for key in ('psnr', 'ssim', 'recovered', 'n', 'by')},
+    **worst,
     'accuracy': measured.get('accuracy'),
     'majority_share': measured.get('majority_share'),
     'at_chance': chance.at_chance(measured, num_classes),
@@ -104,7 +117,9 @@ def _entry(
 
 def frontier_csv(found: Iterable[Entry]) -> str:
   """Returns `entries` as CSV text; bytes are per upload, seconds per round; an empty cell is not known."""
-  return csv_text(({name: one[name] for name in COLUMNS} for one in _check(found)), COLUMNS)
+  found = _check(found)
+  names = columns(of_rows(found))
+  return csv_text(({name: one[name] for name in names} for one in found), names)
 
 
 def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = None) -> str:
@@ -118,8 +133,9 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
     config: the settings of the training, for why a model may be at chance.
   """
   found = _check(found)
-  base = undefended(found)
-  head = ('defense', 'accuracy', 'points', 'KiB up', 's/round', 'defense adds', 'ε', 'PSNR dB', 'recovered', 'by')
+  base, shown = undefended(found), of_rows(found).shown[0]
+  seen = f'{shown.title} {shown.unit}'.rstrip(), 'recovered', 'by'
+  head = ('defense', 'accuracy', 'points', 'KiB up', 's/round', 'defense adds', 'ε', *seen)
   lines = [
     (
       one['defense'],
@@ -129,7 +145,7 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
       number(one['seconds'], 2),
       milliseconds(one['seconds_defense'], ' ms'),
       epsilon(one['epsilon']) + (f' ({one["epsilon_relation"]})' if one['epsilon_relation'] else ''),
-      number(one['psnr']),
+      number(score(one), shown.digits),
       '–' if one['n'] is None else f'{one["recovered"]} of {one["n"]}',
       one['by'] or '–',
     )
@@ -192,7 +208,7 @@ def epsilon(value: float | None) -> str:
 
 def _spent(one: Entry) -> Epsilon:
   """Returns an entry's ε with what it is relative to."""
-  return Epsilon(*(one[name] for name in COLUMNS if name.startswith('epsilon')))
+  return Epsilon(*(one[name] for name in _EPSILON))
 
 
 def protects(one: Entry) -> str:
@@ -203,22 +219,22 @@ def protects(one: Entry) -> str:
 
 
 def best(found: Iterable[Entry]) -> list[Entry]:
-  """Returns the Pareto-optimal `entries` (low PSNR, high accuracy), by descending accuracy; none at chance."""
+  """Returns the Pareto-optimal `entries` (low score, high accuracy), by descending accuracy; none at chance."""
   measured = [one for one in _measured(found) if not one.get('at_chance')]
 
   def dominated(one: Entry) -> bool:
     return any(
-      other['psnr'] <= one['psnr']
+      score(other) <= score(one)
       and other['accuracy'] >= one['accuracy']
-      and (other['psnr'], other['accuracy']) != (one['psnr'], one['accuracy'])
+      and (score(other), other['accuracy']) != (score(one), one['accuracy'])
       for other in measured
     )
 
-  return sorted((one for one in measured if not dominated(one)), key=lambda one: (-one['accuracy'], one['psnr']))
+  return sorted((one for one in measured if not dominated(one)), key=lambda one: (-one['accuracy'], score(one)))
 
 
 def frontier(found: Iterable[Entry]) -> bytes | None:
-  """Returns a PNG: accuracy against the PSNR of the strongest attacker (dB), a point per defense; None without any.
+  """Returns a PNG: accuracy against the score of the strongest attacker, a point per defense; None without any.
 
   Up and left is better. Under filled points images are recovered, under hollow ones none; crosses are models at chance.
   A line joins the Pareto-optimal points. A name stands beside its point where there is room, else a number.
@@ -242,12 +258,13 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
     low, high = axes.get_ylim()
     if high - low < _LEAST_SPAN:  # less is chance, and its ticks have many digits
       axes.set_ylim(*((low + high) / 2 + side * _LEAST_SPAN / 2 for side in (-1, 1)))
-    axes.set_xlabel('PSNR of the strongest attacker, in dB')
+    kind = of_rows(measured)
+    axes.set_xlabel(of_attacker(kind))
     axes.set_ylabel('test accuracy, in %')
     axes.spines[['top', 'right']].set_visible(False)
     lined = ' · line: best trade-offs' if len({_point(one) for one in line}) > 1 else ''
     lost = ' · ×: a model at chance' if any(one.get('at_chance') for one in measured) else ''
-    axes.set_title(f'filled: images recovered · hollow: none{lost}{lined}', fontsize=8, color=SOFT)
+    axes.set_title(f'filled: {kind.noun[1]} recovered · hollow: none{lost}{lined}', fontsize=8, color=SOFT)
     numbered = _name(figure, axes, measured)
     below = _BELOW + _LINE * (len(numbered) + 0.5 * bool(numbered))
     figure.set_size_inches(_WIDTH, _TALL + below + _ABOVE)
@@ -257,21 +274,27 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
     return png()
 
 
-def _check(found: Any, columns: Iterable[str] = COLUMNS) -> list[Entry]:
-  """Returns entries as a list; raises `UsageError` for anything but dicts with these columns."""
+def _check(found: Any, names: Iterable[str] = ('defense', *_COSTS)) -> list[Entry]:
+  """Returns entries as a list; raises `UsageError` for anything but dicts with these keys and a score."""
   found = list(errors.check_instance('found', found, Iterable, 'what gradleak.report.entries returns'))
   for one in found:
-    if not isinstance(one, dict) or not set(one) >= set(columns):
+    known = isinstance(one, dict) and any(kind.score in one for kind in REGISTRY.values())
+    if not known or not set(one) >= set(names):
       raise errors.UsageError(f'an entry is {errors.shown(one)}, expected one that gradleak.report.entries returns')
   return found
 
 
 def _measured(found: Iterable[Entry]) -> list[Entry]:
-  return [one for one in _check(found, _DRAWN) if one['psnr'] is not None and one['accuracy'] is not None]
+  return [one for one in _check(found, _DRAWN) if score(one) is not None and one['accuracy'] is not None]
+
+
+def score(one: Mapping[str, Any]) -> Any:
+  """Returns the score of the strongest attacker, that of the entry's modality; None where it is not known."""
+  return one[of_rows([one]).score]
 
 
 def _point(one: Entry) -> tuple[float, float]:
-  return min(one['psnr'], PERFECT), 100 * one['accuracy']
+  return min(score(one), PERFECT), 100 * one['accuracy']
 
 
 def _place(figure: Any, axes: Any, below: float) -> None:

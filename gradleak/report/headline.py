@@ -11,8 +11,10 @@ from gradleak.report.html import code, image, mark, method, text
 from gradleak.report.words import said, texts
 from gradleak.summary import worst
 
-# Verdict -> what it says of an image, in plain words; of other samples `said` has others.
-MEANINGS = {verdict: meaning for verdict, meaning in texts()['meaning'].items() if verdict != 'unjudged'}
+
+def meanings() -> dict[str, str]:
+  """Returns what each verdict says of a sample, in plain words."""
+  return {verdict: said(f'meaning.{verdict}') for verdict in texts()['meaning'] if verdict != 'unjudged'}
 
 
 def sentence(entries: Sequence[dict], config: Mapping[str, Any]) -> str:

@@ -178,7 +178,7 @@ def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
   facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION, 'points': deploy.AFFORDABLE}
   below = said('leaderboard.levels', size=task['batch_size'])
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
-  meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.MEANINGS.items()]
+  meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.meanings().items()]
   return [
     blocks.Text(f'The task: {about}. {gallery["made"] or EARLIER}', 'note'),
     blocks.Text(below, 'note'),

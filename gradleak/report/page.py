@@ -17,7 +17,7 @@ from gradleak.report.formatting import count, interval, number, percent, percent
 from gradleak.report.html import code, mark, method, text
 from gradleak.report.pictures import Picture
 from gradleak.report.slide import slide
-from gradleak.report.words import said, speaking, texts, worded
+from gradleak.report.words import said, speaking, worded
 from gradleak.summary import cases, shown
 from gradleak.summary.worst import pair
 
@@ -331,7 +331,7 @@ def _meaning(kind: Modality) -> tuple[str, list[str]]:
   """Returns the name of the score and what it means."""
   (column,) = (one for one in kind.columns if one.name == kind.score)
   name = f'scores.{kind.name}'
-  meaning = said(name) if kind.name in texts()['scores'] or name in kind.words else column.meaning
+  meaning = said(name) if name in kind.words else column.meaning
   return kind.shown[0].title, [meaning]
 
 

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.core import errors, storage
+from gradleak.modalities import of_config, of_rows
+from gradleak.modalities.base import Shown
 from gradleak.report import blocks, figures, html, page, training_findings, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import number, percent, percent_range, significant
+from gradleak.report.formatting import measures, number, of_attacker, percent, percent_range, significant
 from gradleak.report.frontier import (
   PERFECT,
   Entry,
@@ -18,12 +20,13 @@ from gradleak.report.frontier import (
   kib,
   milliseconds,
   protects,
+  score,
   undefended,
 )
 from gradleak.report.html import code, link, method
 from gradleak.report.partition import partition_picture
 from gradleak.report.training_findings import Worst, measured, per_cent
-from gradleak.report.words import said
+from gradleak.report.words import about, said
 from gradleak.studies.frontier import Frontier, Trained
 from gradleak.summary import cases
 
@@ -53,36 +56,37 @@ def write_training(
     methods: facts about the methods, see `AuditResult.methods`.
   """
   errors.check_json('config', config)
-  found = entries(trained, audit_rows, config.get('num_classes'))
-  folder = storage.made_folder(folder)
-  drawn = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
-  worst = {entry['defense']: entry for entry in cases.worst_case(audit_rows)}
-  size = next((row.get('batch_size') or 1 for row in audit_rows), 1)
-  stopped = [defense for defense, one in trained.items() if one.stopped]
-  opening = training_findings.opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
-  cautions = training_findings.cautions(found, worst, config=config, trained=trained)
-  model, data = config.get('model'), config.get('dataset')
-  pictures = _pictures({**drawn, 'partition': partition}, found, config)
-  settings = training_findings.settings(config)
-  made = blocks.Page(
-    'training',
-    f'Federated training: {model or "model"} on {data or "data"}',
-    'Federated training: what a defense hides, and what it costs',
-    f'{model or "A model"} on {data or "private data"}',
-    [blocks.Text(' '.join(map(str, opening)), 'meaning'), blocks.Cautions(cautions)],
-    [
-      *pictures[:1],
-      _figures(found, worst, audits or {}, wording.published(methods or {})),
-      *pictures[1:],
-      blocks.Section(
-        'settings', 'Settings', [*([blocks.Text(' '.join(settings))] if settings else []), page.every_setting(config)]
-      ),
-      _reading(config, bool(worst)),
-    ],
-    page.sources(wording.citations(methods or {})),
-  )
-  files = {f'{name}.png': png for name, png in drawn.items()}
-  page.write_files(folder, {**files, 'frontier.csv': frontier_csv(found), 'training.html': html.page(made)})
+  with about(config):
+    found = entries(trained, audit_rows, config.get('num_classes'))
+    folder = storage.made_folder(folder)
+    drawn = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
+    worst = {entry['defense']: entry for entry in cases.worst_case(audit_rows)}
+    size = next((row.get('batch_size') or 1 for row in audit_rows), 1)
+    stopped = [defense for defense, one in trained.items() if one.stopped]
+    opening = training_findings.opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
+    cautions = training_findings.cautions(found, worst, config=config, trained=trained)
+    model, data = config.get('model'), config.get('dataset')
+    pictures = _pictures({**drawn, 'partition': partition}, found, config)
+    settings = training_findings.settings(config)
+    made = blocks.Page(
+      'training',
+      f'Federated training: {model or "model"} on {data or "data"}',
+      'Federated training: what a defense hides, and what it costs',
+      f'{model or "A model"} on {data or "private data"}',
+      [blocks.Text(' '.join(map(str, opening)), 'meaning'), blocks.Cautions(cautions)],
+      [
+        *pictures[:1],
+        _figures(found, worst, audits or {}, wording.published(methods or {})),
+        *pictures[1:],
+        blocks.Section(
+          'settings', 'Settings', [*([blocks.Text(' '.join(settings))] if settings else []), page.every_setting(config)]
+        ),
+        _reading(config, bool(worst)),
+      ],
+      page.sources(wording.citations(methods or {})),
+    )
+    files = {f'{name}.png': png for name, png in drawn.items()}
+    page.write_files(folder, {**files, 'frontier.csv': frontier_csv(found), 'training.html': html.page(made)})
 
 
 def write_frontier(found: Frontier, folder: Any) -> None:
@@ -117,11 +121,11 @@ def curves(trained: Mapping[str, Trained]) -> bytes | None:
 
 
 def along(trained: Mapping[str, Trained], leakage: Iterable[Mapping[str, Any]]) -> bytes | None:
-  """Returns a PNG: PSNR of the strongest attacker (dB) beside accuracy, against rounds; None without leakage.
+  """Returns a PNG: the score of the strongest attacker beside accuracy, against rounds; None without leakage.
 
   Filled points are uploads from which images are recovered.
   """
-  known = [entry for entry in leakage if entry['psnr'] is not None]
+  known = [entry for entry in leakage if score(entry) is not None]
   if not known:
     return None
   with figures.figure(8.2, 3.3 + _legend_height(trained), layout='constrained') as (figure, png):
@@ -129,12 +133,13 @@ def along(trained: Mapping[str, Trained], leakage: Iterable[Mapping[str, Any]]) 
     for defense in trained:
       of_defense = sorted((entry for entry in known if entry['defense'] == defense), key=lambda entry: entry['round'])
       colour, dashes = figures.line_style(defense, trained)
-      x, y = [entry['round'] for entry in of_defense], [min(entry['psnr'], PERFECT) for entry in of_defense]
+      x, y = [entry['round'] for entry in of_defense], [min(score(entry), PERFECT) for entry in of_defense]
       left.plot(x, y, color=colour, linestyle=dashes, linewidth=1.3, zorder=1, label=defense)
       faces = [colour if entry['recovered'] else 'white' for entry in of_defense]
       left.scatter(x, y, s=26, facecolors=faces, edgecolors=colour, linewidths=1.2, zorder=2)
-    _finish(left, 'PSNR of the strongest attacker, in dB')
-    left.set_title('filled: images recovered · hollow: none', fontsize=8, color=SOFT)
+    kind = of_rows(known)
+    _finish(left, of_attacker(kind))
+    left.set_title(f'filled: {kind.noun[1]} recovered · hollow: none', fontsize=8, color=SOFT)
     _draw_accuracy(right, trained)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc='outside lower left', frameon=False, ncols=_across(trained), handlelength=3)
@@ -167,7 +172,7 @@ def _figures(
   columns = ['defense', ('test\naccuracy', 'accuracy'), 'test\nloss', 'rounds', 'KiB up', 'KiB\ndown']
   columns += ['seconds\na round', 'defense\nadds, ms', ('ε', 'epsilon')]
   if worst:
-    columns += ['recovered', 'PSNR,\ndB', 'SSIM', ('strongest attacker', 'left by')]
+    columns += ['recovered', *map(_titled, measures(of_rows(found))), ('strongest attacker', 'left by')]
   base = undefended(found)
   rows = []
   for one in found:
@@ -195,14 +200,19 @@ def _figures(
   return blocks.Section('figures', 'What each defense costs', parts, 'Figures')
 
 
+def _titled(shown: Shown) -> str:
+  """Returns the head of a column."""
+  return f'{shown.title},\n{shown.unit}' if shown.unit else shown.title.replace(' ', '\n', 1)
+
+
 def _attacked(one: Entry, worst: Worst) -> list[blocks.Cell]:
   """Returns what was recovered under a defense."""
-  entry = worst.get(one['defense'])
+  entry, shown = worst.get(one['defense']), measures(of_rows([one]))
   if entry is None:
-    return [blocks.Cell('–'), blocks.Cell('–'), blocks.Cell('–'), blocks.Cell('not attacked')]
+    return [*(blocks.Cell('–') for _ in ('recovered', *shown)), blocks.Cell('not attacked')]
   interval = blocks.Html(f'<span class="plain">{percent_range(entry)}</span>')
   count = blocks.Cell(f'{entry["recovered"]} of {entry["n"]}', [interval], 'spent' if entry['recovered'] else 'kept')
-  return [count, blocks.Cell(number(one['psnr'])), blocks.Cell(number(one['ssim'], 2)), blocks.Cell(code(one['by']))]
+  return [count, *(blocks.Cell(number(one[each.column], each.digits)) for each in shown), blocks.Cell(code(one['by']))]
 
 
 def _small_print(found: Sequence[Entry], worst: Worst) -> list[str]:
@@ -218,7 +228,8 @@ def _reading(config: Mapping[str, Any], attacked: bool) -> blocks.Section:
   terms = {'Test accuracy, test loss': 'accuracy', 'KiB up, KiB down': 'bytes'}
   terms |= {'Seconds a round, defense adds': 'seconds', 'ε': 'epsilon'}
   if attacked:
-    terms |= {'Recovered': 'recovered', 'Strongest attacker, PSNR, SSIM': 'strongest', 'The frontier': 'frontier'}
+    measured_by = ', '.join(one.title for one in measures(of_config(config)))
+    terms |= {'Recovered': 'recovered', f'Strongest attacker, {measured_by}': 'strongest', 'The frontier': 'frontier'}
   delta = f', at δ = {config["delta"]}' if config.get('delta') else ''
   told = [(term, [said(f'training.term_{name}', delta=delta)]) for term, name in terms.items()]
   return blocks.Section('reading', 'How to read this page', [blocks.Terms(told)])

@@ -6,9 +6,10 @@ from typing import Any
 
 from gradleak.core.statistics import proportion_interval
 from gradleak.federated.training import UNSETTLED, unsettled
+from gradleak.modalities import of_rows
 from gradleak.report import chance
-from gradleak.report.formatting import defenses, listed, significant, unit
-from gradleak.report.frontier import Entry, between, epsilon, points, protects, undefended
+from gradleak.report.formatting import defenses, listed, scored, significant, unit
+from gradleak.report.frontier import Entry, between, epsilon, points, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import Finding, found, said
 from gradleak.studies.frontier import Trained
@@ -184,7 +185,7 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
   if len(defended) == 1:
     return [told('hides' if hiding else 'still', defended[0])]
   if not hiding:
-    least = min(others, key=lambda one: (worst[one['defense']]['recovered'], one['psnr'] or 0))
+    least = min(others, key=lambda one: (worst[one['defense']]['recovered'], score(one) or 0))
     return [told('least', least, n=len(defended))]
   how_many = f'all {len(hiding)}' if not others else f'{len(hiding)} of {len(defended)}'
   made = [told('hiding', hiding[0], how_many=how_many)]
@@ -212,13 +213,19 @@ def _costs(defended: Sequence[Entry], base: Entry | None) -> list[Finding]:
 def _along(leakage: Iterable[Mapping[str, Any]]) -> list[Finding]:
   """Returns at most one finding: how the leakage without a defense changes along the training."""
   known = sorted(
-    (entry for entry in leakage if entry['defense'] == 'none' and entry['psnr'] is not None),
+    (entry for entry in leakage if entry['defense'] == 'none' and score(entry) is not None),
     key=lambda entry: entry['round'],
   )
   if len(known) < 2:
     return []
+  kind = of_rows(known)
   first, last = (
-    said('training.end', one=one, when=f'after round {one["round"]}' if one['round'] else 'before the first round')
+    said(
+      'training.end',
+      one=one,
+      value=scored(kind, score(one)),
+      when=f'after round {one["round"]}' if one['round'] else 'before the first round',
+    )
     for one in (known[0], known[-1])
   )
   return [found('training.along', first=first, last=last)]

@@ -51,7 +51,7 @@ def said(name: str, /, **facts: Any) -> str:
   table, _, entry = name.partition('.')
   kind = _KIND.get()
   template = kind.words[name] if name in kind.words else texts()[table][entry]
-  return _Writer().vformat(worded(template), (), facts)
+  return _Writer().vformat(worded(template), (), {'score': kind.shown[0].title, **facts})
 
 
 @contextlib.contextmanager

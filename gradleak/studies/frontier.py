@@ -251,16 +251,6 @@ def _pairs(modality: Modality, shape: tuple[int, ...], check: Callable, **given:
   ]
 
 
-def _drawn(attacks: Any, modality: Modality) -> Any:
-  """Returns the attacks; raises `UsageError` for any on samples whose score the page of a training does not draw."""
-  if attacks and modality is not IMAGES:
-    raise errors.UsageError(
-      f'the page of a training draws the PSNR of attacks, which {modality.noun[1]} have not: leave out the attacks, '
-      'and call gradleak.audit for each defense'
-    )
-  return attacks
-
-
 def frontier(
   key: Any,
   model: Model,
@@ -330,13 +320,14 @@ def frontier(
     **errors.check_json('config', {} if config is None else config),
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
-    **({} if modality is IMAGES else {'modality': modality.name, **modality.describe(train[0])}),
+    **modality.recorded,
+    **modality.describe(train[0]),
   }
   task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
   bound = [Labelled(label, bind(defense, task.context)) for label, defense in named_defenses(defenses)]
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
-  attacks = _drawn(listed(() if attacks is None else attacks), modality)
+  attacks = listed(() if attacks is None else attacks)
   before = task.scenario(variables, None) if attacks else None
   if before is not None:
     plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now

@@ -80,7 +80,7 @@ class Knowledge:
     label = {
       'known': 'It is given the true labels of the private samples.',
       'inferred': f'It infers the labels from the update by the rule {self.label_inference!r}; they are not given.',
-      'optimised': 'It is given no labels and optimises them together with the images.',
+      'optimised': 'It is given no labels and optimises them together with the samples.',
       'unused': 'It is given no labels, and needs none.',
     }[self.labels]
     server = (
@@ -112,7 +112,7 @@ class Knowledge:
     data = f'It holds auxiliary data of the same kind, {held}.' if self.auxiliary_data else self.prior
     data = data or 'It holds no auxiliary data.'
     count = (
-      'It knows the number of private samples, the weights of the model, the loss, and the size and range of images.'
+      'It knows the number of private samples, the weights of the model, the loss, and the shape and range of samples.'
     )
     tier = f'Threat model {self.tier} of Carletti et al. (2025), as we read it: {TIERS[self.tier]}.'
     together = [f'Secure aggregation shows it the mean of {self.cohort} such updates alone.'] if self.cohort > 1 else []

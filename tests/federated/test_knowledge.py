@@ -42,7 +42,7 @@ def words(**granted):
   [
     ({'labels': 'known'}, 'given the true labels', 'infers'),
     ({'labels': 'inferred', 'label_inference': 'argmin'}, "infers the labels from the update by the rule 'arg", 'true'),
-    ({'labels': 'optimised'}, 'optimises them together with the images', 'infers'),
+    ({'labels': 'optimised'}, 'optimises them together with the samples', 'infers'),
     ({'share': 'gradient'}, 'sees the gradient of one step', 'local steps'),
     ({'share': 'delta', 'local_steps': 6}, 'after 6 local steps', 'gradient of one step'),
     ({'batch_norm': 'train'}, 'batch statistics', 'running statistics'),

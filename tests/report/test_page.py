@@ -422,7 +422,7 @@ def test_the_first_screen_has_a_line_per_defense(result, page):
   assert [name for name in lines if name != 'defense'] == result.config['defenses']
   for defense, entry in worst.items():
     seen = ' '.join(lines[defense][1].split())
-    assert entry['verdict'] in seen and headline.MEANINGS[entry['verdict']] in seen
+    assert entry['verdict'] in seen and headline.meanings()[entry['verdict']] in seen
     count = sum(
       any(row['trial'] == t and row['defense'] == defense and row['verdict'] == entry['verdict'] for row in result.rows)
       for t in range(4)
