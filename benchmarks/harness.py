@@ -22,6 +22,7 @@ from gradleak.core.settings import setting
 
 MEASURES = (
   'speed', 'scaling', 'roofline', 'gpu', 'schedule', 'training', 'local_steps', 'generative', 'compilation',
+  'sequential',
 )  # fmt: skip
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
 _COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
@@ -40,7 +41,8 @@ class Options:
     'gpu: models × trials against PyTorch, as Markdown; schedule: PSNR against time, --faster against --attack; '
     'training: a round of federated training, clients batched or in a loop; '
     'local_steps: memory and time of matching through many local steps; generative: evaluations of candidates by ggl; '
-    "compilation: an attack with and without our options of XLA's, on CPU.",
+    "compilation: an attack with and without our options of XLA's, on CPU; "
+    'sequential: audits whose trials stop, beside all --trials.',
     choices=MEASURES,
   )
   models: str | None = setting(None, "List separated by ';' for roofline, gpu, schedule and training; else their own.")

@@ -12,8 +12,9 @@ from launch import _flags, _program
 from launch._flags import NETWORK, Flags
 
 OPTIONS = tuple(name for name in _flags.OPTIONS if name != 'limit')  # how data are read
-# What the attacker's flags set; a program with attacks of its own has none of them.
-ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks')
+# What the attacker's flags set, and when trials stop; a program with attacks and stages of its own has none of them.
+STOPS = ('decide', 'within', 'level', 'error_rate')
+ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks', *STOPS)
 
 
 def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:

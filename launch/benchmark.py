@@ -10,6 +10,7 @@
     python launch/benchmark.py --measure=local_steps --model=resnet20
     python launch/benchmark.py --measure=generative --trials=32 --steps=10
     python launch/benchmark.py --measure=compilation --trials=32 --steps=100
+    python launch/benchmark.py --measure=sequential --trials=64
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """

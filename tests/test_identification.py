@@ -288,7 +288,7 @@ def test_a_presence_test_accuses_as_often_as_it_says():
   scores['likelihood'][np.arange(trials), np.arange(trials)] += 10
   assert all(row['present'] for row in identification._judged(scores, listed, facts, False)[0])
   few = {'likelihood': scores['likelihood'][:2, :50]}
-  short = listed._replace(samples=np.zeros((50, 1)), targets=np.zeros(50, int), private=np.arange(2)[:, None])
+  short = listed._replace(samples=np.zeros((50, 1)), labels=np.zeros(50, int), private=np.arange(2)[:, None])
   assert {row['present'] for row in identification._judged(few, short, facts, False)[0]} == {None}, 'too few pairs'
 
 

@@ -21,6 +21,7 @@ from gradleak.audit.streams import folded
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
 from gradleak.core import trees
+from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Defense, bind
 from gradleak.engine import driver
 from gradleak.federated import Client
@@ -92,6 +93,7 @@ class Table(NamedTuple):
     arrays: what each lane reads, leading axis [lanes].
     num_steps: steps of the attack.
     on_host, signed: of the `Attack`.
+    room: lanes that its programs are compiled for at least: those of an earlier look.
   """
 
   variants: list[Variant]
@@ -102,6 +104,17 @@ class Table(NamedTuple):
   num_steps: int
   on_host: bool
   signed: bool
+  room: int = 0
+
+  def at_least(self, lanes: int, views: int) -> 'Table':
+    """Returns the same with room for so many lanes and views: it runs in the program of a table that has them."""
+    stacked = self.shared['views']
+    missing = max(0, views - jax.tree.leaves(stacked)[0].shape[0])
+    if missing:  # in NumPy, which compiles nothing
+      stacked = jax.tree.map(
+        lambda x: jnp.asarray(np.pad(x, [(0, missing), *[(0, 0)] * (x.ndim - 1)], 'edge')), stacked
+      )
+    return self._replace(shared={**self.shared, 'views': stacked}, room=lanes)
 
 
 class Found(NamedTuple):
@@ -241,8 +254,18 @@ def _encoded(group: Group) -> jax.Array:
   return client.loss.targets.encode(jnp.asarray(group.targets), client.num_classes, jnp.float32)
 
 
-def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] | None = None) -> Table:
-  """Returns the `Table` of one structure's attacks on the views of a group; of all of them or of those wanted."""
+def table(
+  group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] | None = None, learned: Tree | None = None
+) -> Table:
+  """Returns the `Table` of one structure's attacks on the views of a group; of all of them or of those wanted.
+
+  Args:
+    group: the `Group`.
+    seen: its `Views`.
+    variants: of the structure.
+    wanted: what rows are about, see `Key`; None for all.
+    learned: what the attack has learned in an earlier look, in place of learning it again.
+  """
   first, simulates = variants[0].method, variants[0].change[1]
   shared = {
     'variables': group.scenario.variables,
@@ -250,7 +273,7 @@ def table(group: Group, seen: Views, variants: list[Variant], wanted: Set[Key] |
     'targets': _encoded(group),
     'class_means': granted.class_means(group, first),
     'class_images': granted.class_images(group, first),
-    'prepared': granted.prepared(group, first, simulates),
+    'prepared': granted.prepared(group, first, simulates) if learned is None else learned,
   }
   lanes = [
     Lane(v, target, view, restart)
@@ -307,8 +330,8 @@ def judged_at_truth(group: Group, made: Table) -> tuple[ObjectiveAtTruth, dict, 
 def lowered(group: Group, made: Table, group_size: int, evaluation_size: int) -> Iterator[jax.stages.Lowered]:
   """Yields the programs that `run` calls with these arguments, before they are compiled; none of the host's."""
   if not made.on_host:
-    yield from driver.lowered(made.build, made.shared, made.arrays, group_size, made.num_steps)
-  yield driver.lowered_evaluation(*judged_at_truth(group, made), evaluation_size)
+    yield from driver.lowered(made.build, made.shared, made.arrays, group_size, made.num_steps, room=made.room)
+  yield driver.lowered_evaluation(*judged_at_truth(group, made), evaluation_size, room=made.room)
 
 
 def run(
@@ -351,7 +374,7 @@ def run(
     )
   else:
     if fit and not split and resume is None:
-      group_size = driver.fitting_group_size(made.build, made.shared, made.arrays, group_size)
+      group_size = driver.fitting_group_size(made.build, made.shared, made.arrays, group_size, room=made.room)
     found = driver.run(
       made.build,
       made.shared,
@@ -363,6 +386,8 @@ def run(
       resume=start,
       devices=jax.devices() if split else None,
       split=group.settings.batch_size if split else 0,
+      room=made.room,
     )
-  at_truth = driver.evaluate(*judged_at_truth(group, made), group_size=evaluation_size or group_size)
+  size = evaluation_size or group_size
+  at_truth = driver.evaluate(*judged_at_truth(group, made), group_size=size, room=made.room)
   return Found(made, found, np.asarray(at_truth), np.asarray(steps), np.asarray(curve).T)

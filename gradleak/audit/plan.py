@@ -67,6 +67,7 @@ def plan(
       f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.samples)}; '
       + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.samples)}')
     )
+  _check_question(given, only)
   lpips = _lpips(given, scenario.samples.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)
   chosen_defenses = named_defenses(defenses)
@@ -96,6 +97,17 @@ def plan(
       with errors.raised_here():
         _trace(groups[-1], attack)
   return Plan(config['attacks'], config['defenses'], groups, config)
+
+
+def _check_question(given: AuditSettings, only: Any) -> None:
+  """Raises `UsageError` for more than one question, for the terms of none, and for one beside a choice of trials."""
+  if given.decide is not None and given.within is not None:
+    raise errors.UsageError('decide and within are two questions: an audit stops at the answer to one, take either')
+  if given.sequential and only is not None:
+    raise errors.UsageError('decide and within choose the trials by what is found, and only names them: take either')
+  changed = [name for name in ('level', 'error_rate') if getattr(given, name) != getattr(AuditSettings, name)]
+  if changed and not given.sequential:
+    raise errors.UsageError(f'{changed[0]} is a term of the question that decide or within asks, and neither is given')
 
 
 def _only(
@@ -152,6 +164,7 @@ def _recorded(given: AuditSettings, lpips: metrics.LpipsWeights | None) -> dict:
   found = dataclasses.asdict(given)
   found['adaptive_attacks'] = None if given.adaptive_attacks is None else list(given.adaptive_attacks)
   unused = {name for name, value in (('rounds', 1), ('adaptive_attacks', None)) if found[name] == value}
+  unused |= {'decide', 'within', 'level', 'error_rate'} if not given.sequential else set()
   unused |= {'lpips_weights', 'lpips_heads', *(['lpips_backbone'] if lpips is None else [])}
   recorded = {name: value for name, value in found.items() if name not in unused}
   return recorded if lpips is None else {**recorded, 'lpips_weights': lpips.digest()}

@@ -11,6 +11,7 @@ from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.plan import Plan
 from gradleak.audit.scores import Part, judged
+from gradleak.audit.sequential import Stop, stops
 from gradleak.audit.verdict import require_undefended_recovery, worst
 from gradleak.core import errors
 from gradleak.defenses import guarantees
@@ -32,8 +33,9 @@ class AuditResult:
     rows: one dict per attack × defense × adaptive attack × trial, plain JSON values, see docs/ROWS.md.
     controls: one dict per attack × control run, same keys.
     truth: the private samples, [T, B, …].
-    reconstructions: `Case` -> [T, B, …], matched to the truth; NaN where a trial diverged.
-    curves: `Case` -> (steps [K], objective [T, K]) of the restarts that the attacker keeps.
+    reconstructions: `Case` -> [T, B, …], matched to the truth; NaN where a trial diverged. Where trials stopped
+      (`stops`), these are the first ones.
+    curves: `Case` -> (steps [K], objective [T, K]) of the restarts that the attacker keeps; likewise.
     threat_models: attack -> sentences that say what this attacker was granted.
     adaptive_attacks: defense -> {adaptive attack: what an attacker who knows the defense does, in a sentence}.
     inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
@@ -61,6 +63,11 @@ class AuditResult:
   versions: dict[str, str]
   seconds: float
   resumed: bool
+
+  @property
+  def stops(self) -> list[Stop]:
+    """How the trials of each defense stopped; empty where their number was fixed."""
+    return stops(self.rows, self.config)
 
   def to_frame(self) -> Any:
     """Returns the rows as a `pandas.DataFrame`, one column per entry of docs/ROWS.md.
@@ -130,6 +137,11 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
       reconstructions.setdefault(key, []).append(samples)
       curves.setdefault(key, (steps, []))[1].append(curve)
   rows = [row for row, *_ in entries]
+  answers = {stop.defense: stop.answer for stop in stops(rows, plan.config)}
+  told = (
+    [{} if row['control'] else {'stopped': answers[row['defense']]} for row in rows] if answers else [{}] * len(rows)
+  )
+  rows = [{**row, **more} for row, more in zip(rows, told, strict=True)]
   by_attack = [[row for row in rows if row['attack'] == label and not row['control']] for label in plan.attacks]
   undefended = {label for label, bound in plan.groups[0].defenses if not bound.defense.stages}
   return AuditResult(

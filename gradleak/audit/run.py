@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradleak.audit import schema
+from gradleak.audit import schema, sequential
 from gradleak.audit.group import Group
 from gradleak.audit.lanes import Key, Planned, Table, expected, label, lowered, planned, run, shown, structures, table
 from gradleak.audit.plan import Plan, plan
 from gradleak.audit.result import AuditResult, result
-from gradleak.audit.scores import Part, keys_of, scored
+from gradleak.audit.scores import Part, judged, kept, keys_of, scored
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.verdict import CONTROL
@@ -91,9 +91,10 @@ def audit(
     defenses: a list of `gradleak.defenses`, None for no defense; or a dict {label: defense}, no defense being 'none'.
       A transformation of your own is wrapped by `defenses.wrap`.
     attacks: of `gradleak.attacks` or `gradleak.servers`, or functions of a `Client` that return an `Attack`; likewise.
-    num_trials: T; trial t attacks one upload on the t-th batch of the scenario's samples.
+    num_trials: T; trial t attacks one upload on the t-th batch of the scenario's samples. With `decide` or `within`,
+      the most: the trials of a defense stop once the question is decided, see `audit.sequential`.
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
-      labels, controls, knowledge, rounds, adaptive_attacks.
+      labels, controls, knowledge, rounds, adaptive_attacks, decide, within, level, error_rate.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
       defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
       finished one: what is there is not run again.
@@ -122,7 +123,7 @@ def audit(
   size = driver.default_group_size(scenario.variables, given.batch_size) if group_size is None else group_size
   check_group_size(size)
   check_process(process, shards, num_trials, workdir)
-  _check_split(split, process, given.batch_size, workdir)
+  _check_shared(given, process, shards, split, workdir)
   show = progress if progress is None or callable(progress) else reporter(progress)
   shards = shards or process[1]
   speed = {'group_size': size, 'shards': shards}
@@ -133,11 +134,10 @@ def audit(
     memory.release_programs()
     worker = _Worker(store, size, fit, split, show)
     try:
-      parts, seconds = worker.work(made, range(process[0], shards, process[1]), shards)
+      found, seconds = worker.decided(made) if given.sequential else worker.shared(made, process, shards)
     finally:
       worker.ahead.close()
       end(show)
-    found = worker.collected(made, parts, shards)
     if found is None:
       return None
     outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
@@ -178,6 +178,33 @@ class _Worker:
     self.size = size
     self.attack_size = store.speed.get('attack_group_size', size) if store else size
     self.ahead = Ahead()
+    self.looks: dict[str, list[Part]] = {}  # of a sequential audit, what ran
+    self.learned: dict[str, Any] = {}  # likewise, what attacks learned before they ran
+    self.rooms: dict[str, tuple[int, int]] = {}  # likewise, lanes and views of the widest look
+
+  def shared(self, made: Plan, process: tuple[int, int], shards: int) -> tuple[list[list[Part]] | None, list[float]]:
+    """Returns the parts of each structure, None while other processes have not done theirs; and seconds."""
+    parts, seconds = self.work(made, range(process[0], shards, process[1]), shards)
+    return self.collected(made, parts, shards), seconds
+
+  def decided(self, made: Plan) -> tuple[list[list[Part]], list[float]]:
+    """Returns the parts of each structure, trials run look by look until each defense has its answer; and seconds."""
+    question = sequential.Question.of(made.config)
+    assert question is not None
+    undefended = {label for label, bound in made.groups[0].defenses if not bound.defense.stages}
+    rows: list[dict] = []
+    seconds: list[float] = []
+    found: list[list[Part]] = []
+    trials: dict[str, frozenset[int]] = {}
+    while (needed := sequential.further(rows, question, made.defenses, undefended)) != trials:
+      trials = needed
+      look = made._replace(groups=[dataclasses.replace(group, only=trials) for group in made.groups])
+      parts, new = self.work(look, range(1), 1)
+      self.looks |= parts
+      seconds += new
+      found = self.collected(look, parts, 1) or []  # this is the only process
+      rows = [row for of_structure in found for row in judged(of_structure)]
+    return found, seconds
 
   def work(self, made: Plan, shares: range, count: int) -> tuple[dict[str, list[Part]], list[float]]:
     """Returns the parts of these shares by name, and the seconds of those that were run now."""
@@ -211,15 +238,22 @@ class _Worker:
   def collected(self, made: Plan, parts: dict[str, list[Part]], shards: int) -> list[list[Part]] | None:
     """Returns the parts of each structure, those of other processes included; None while one is missing."""
     found = []
-    for names in zip(*([name for name, *_ in _parts(made, index, shards)] for index in range(shards)), strict=True):
-      of_structure = [parts.get(name) or self.load(name) for name in names if name]
+    for shares in zip(*(_parts(made, index, shards) for index in range(shards)), strict=True):
+      of_structure = [parts.get(name) or self.load(name) for name, *_ in shares if name]
       if not all(of_structure):
         return None
-      found.append([part for several in of_structure for part in several])
+      _, which, variants = shares[0]
+      group, several = made.groups[which], [part for each in of_structure for part in each]
+      if group.settings.sequential:  # a folder that has grown may hold trials of later looks
+        wanted = expected(group, variants, *_share(group, 0, 1))
+        several = [kept(part, wanted) for part in several]
+      found.append(several)
     return found
 
   def load(self, name: str) -> list[Part]:
     """Returns what is stored of a part: as it was first run, and what was added to it later; empty if nothing is."""
+    if name in self.looks:
+      return self.looks[name]
     parts: list[Part] = []
     while self.store is not None:
       part = self.store.load_part(f'{name}+{len(parts)}' if parts else name)
@@ -236,10 +270,13 @@ class _Worker:
     missing = {key for one in work if one.which == which for key in one.missing}
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
-    # where only control runs are missing, all defenses stay
-    defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
-    group = dataclasses.replace(group, defenses=defenses)
     trials, controls = _share(group, index, count)
+    if group.settings.sequential:  # all defenses stay: the programs and the bits of a look are those of the others
+      known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
+      trials = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
+    else:  # where only control runs are missing, all defenses stay
+      defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
+      group = dataclasses.replace(group, defenses=defenses)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
     self._note('compiling and computing the uploads …')
     with told(computing(self.progress, 'computing the uploads')):
@@ -248,13 +285,18 @@ class _Worker:
 
   def _compiling(self, work: '_Work', group: Group, seen: Views) -> Table:
     """Returns the table of what is missing of one structure, whose programs begin to be compiled."""
-    variants = work.variants
-    if variants[0].method.learns:
+    variants, learned = work.variants, self.learned.get(work.name)
+    if variants[0].method.learns and learned is None:
       through = variants[0].change[1]
       met = '' if through is None else f' under {through}'
       self._note(f'{label(group, variants)} learns from the public data{met} …')
     with told(computing(self.progress, label(group, variants))):
-      made = table(group, seen, variants, work.missing)
+      made = table(group, seen, variants, work.missing, learned)
+    if group.settings.sequential:
+      self.learned[work.name] = made.shared['prepared']
+      lanes, views_ = self.rooms.get(work.name, (0, 0))
+      made = made.at_least(lanes, views_)
+      self.rooms[work.name] = max(lanes, len(made.lanes)), jax.tree.leaves(made.shared['views'])[0].shape[0]
     if not self.split:
       self.ahead.start(work.name, functools.partial(lowered, group, made, self.attack_size, self.size))
     return made
@@ -350,6 +392,18 @@ def _share(group: Group, index: int, count: int) -> tuple[np.ndarray, np.ndarray
   """Returns the trials and the control runs of one share: every count-th from the index-th on."""
   trials, controls = (np.arange(number)[index::count] for number in (group.num_trials, group.settings.controls))
   return trials, controls
+
+
+def _check_shared(
+  given: AuditSettings, process: tuple[int, int], shards: int | None, split: bool, workdir: Any
+) -> None:
+  """Raises `UsageError` for work that cannot be shared in this way."""
+  if given.sequential and (process[1] > 1 or (shards or 1) > 1 or split):
+    raise errors.UsageError(
+      'decide and within stop the trials by what all of them show, and processes that share the work do not see each '
+      'other: run one process per audit, or a fixed number of trials'
+    )
+  _check_split(split, process, given.batch_size, workdir)
 
 
 def check_group_size(size: int | None) -> None:

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+from gradleak.audit.sequential import ANSWERS
 from gradleak.audit.verdict import VERDICTS
 from gradleak.core import errors
 from gradleak.modalities import IMAGES, Modality, of_rows
@@ -76,6 +77,13 @@ _FOUND = (
   Column('solved', bool, '', 'Whether the objective is as low as at the truth.'),
   Column('verdict', str, '', ', '.join(map(repr, VERDICTS)) + '.'),
 )
+# Rows of an audit of a fixed number of trials have no such column.
+STOPPED = Column(
+  'stopped',
+  str,
+  '',
+  f'How the trials of the defense stopped: {", ".join(map(repr, ANSWERS))}; in rows of sequential audits alone.',
+)
 
 
 @functools.cache
@@ -91,13 +99,13 @@ def check(row: dict[str, Any]) -> dict[str, Any]:
     UsageError: for a column that is missing, unknown, of another type, or null where it never is.
   """
   known = _by_name(of_rows([row]))
-  if differing := set(row) ^ set(known):
+  if differing := (set(row) ^ set(known)) - {STOPPED.name}:
     raise errors.UsageError(
       f'a row has other columns than docs/ROWS.md ({", ".join(sorted(differing))}): rows of another version '
       'of gradleak need a new work directory'
     )
   for name, value in row.items():
-    column = known[name]
+    column = known.get(name, STOPPED)
     fits = column.none if value is None else isinstance(value, column.type)
     if not fits or (isinstance(value, bool) and column.type is not bool):
       raise errors.UsageError(f'the column {name} of a row is {value!r}, expected {_shown(column.type)}')
@@ -118,6 +126,7 @@ def _shown(types: type | tuple[type, ...]) -> str:
 def markdown() -> str:
   """Returns the text of docs/ROWS.md."""
   lines = [
-    f'| `{c.name}` | {_shown(c.type)} | {c.unit} | {c.meaning} | {c.none and f"if {c.none}"} |' for c in columns(IMAGES)
+    f'| `{c.name}` | {_shown(c.type)} | {c.unit} | {c.meaning} | {c.none and f"if {c.none}"} |'
+    for c in (*columns(IMAGES), STOPPED)
   ]
   return '\n'.join([_HEAD, *lines]) + '\n'

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from gradleak.adaptive import NON_ADAPTIVE
 from gradleak.audit import granted, schema
 from gradleak.audit.group import Group
-from gradleak.audit.lanes import Found, Lane
+from gradleak.audit.lanes import Found, Key, Lane
 from gradleak.audit.uploads import Uploads, fraction_sent
 from gradleak.audit.verdict import CONTROL, is_flat, judge, threshold
 from gradleak.audit.views import Target
@@ -51,6 +52,14 @@ def judged(parts: list[Part]) -> list[dict]:
   }
   beyond = {v: threshold(pool) for v, pool in pools.items()}
   return [schema.check(plain({**row, **judge(row, beyond[v])})) for row, v in zip(rows, variants, strict=True)]
+
+
+def kept(part: Part, wanted: Collection[Key]) -> Part:
+  """Returns the rows of a part that are wanted, with their arrays."""
+  rows, arrays = part
+  places = [i for i, key in enumerate(keys_of(part)) if key in wanted]
+  of_rows = ('keys', 'images', 'curves')
+  return [rows[i] for i in places], {name: x[places] if name in of_rows else x for name, x in arrays.items()}
 
 
 def keys_of(part: Part) -> list[tuple]:

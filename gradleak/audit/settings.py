@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from gradleak.attacks import labels as label_rules
+from gradleak.audit.verdict import LEVELS, RECOVERED
 from gradleak.core.settings import setting
 from gradleak.metrics import perceptual
 from gradleak.threat import knowledge as grants
@@ -43,6 +44,26 @@ class AuditSettings:
   adaptive_attacks: tuple[str, ...] | None = setting(
     None, 'Names of the adaptive attacks to try; all by default.', **_ATTACKER
   )
+  decide: float | None = setting(
+    None,
+    'Share of uploads. The trials of a defense stop once its attackers surely recover a larger, or a smaller, one.',
+    **_RUN,
+    low=1e-3,
+    high=1 - 1e-3,
+  )
+  within: float | None = setting(
+    None,
+    'Half-width. The trials of a defense stop once the share of uploads that its attackers recover is known to that.',
+    **_RUN,
+    low=0.01,
+    high=0.5,
+  )
+  level: str = setting(
+    RECOVERED[-1], 'With decide or within: the verdict that counts, or a stronger one.', **_RUN, choices=LEVELS
+  )
+  error_rate: float = setting(
+    0.05, 'With decide or within: how often the answer on a defense may be wrong.', **_RUN, low=1e-6, high=0.5
+  )
   lpips_backbone: str = setting(
     'alex',
     'Network of LPIPS: alex (AlexNet), vgg (VGG-16) or squeeze (SqueezeNet 1.1).',
@@ -53,3 +74,8 @@ class AuditSettings:
     None, "File of torchvision's weights of that network; without it there is no LPIPS.", **_RUN
   )
   lpips_heads: str | None = setting(None, "File of LPIPS's own weights for it (version 0.1).", **_RUN)
+
+  @property
+  def sequential(self) -> bool:
+    """Whether the trials of a defense stop once a question is decided."""
+    return self.decide is not None or self.within is not None

@@ -68,7 +68,7 @@ def default_group_size(variables: Tree, num_images: int) -> int:
 
 
 def fitting_group_size(
-  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None
+  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None, room: int = 0
 ) -> int:
   """Returns `group_size`, halved until all states and one group's pass fit into the devices' free memory.
 
@@ -76,14 +76,14 @@ def fitting_group_size(
   """
   devices = devices or jax.local_devices()
   free = memory.free(devices[0])
-  while free is not None and group_size > 1 and needed(build, shared, lanes, group_size, devices) > 0.8 * free:
+  while free is not None and group_size > 1 and needed(build, shared, lanes, group_size, devices, room) > 0.8 * free:
     group_size = -(-group_size // 2)
   return group_size
 
 
-def needed(build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any]) -> float:
+def needed(build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], room: int = 0) -> float:
   """Returns the bytes per device that a chunk needs; infinity if memory does not suffice to compile it."""
-  _, _, chunk = _lowered_run(build, shared, lanes, group_size, devices)
+  _, _, chunk = _lowered_run(build, shared, lanes, group_size, devices, room)
   try:
     used = chunk().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
@@ -94,10 +94,16 @@ def needed(build: Callable, shared: Tree, lanes: Tree, group_size: int, devices:
 
 
 def lowered(
-  build: Callable, shared: Tree, lanes: Tree, group_size: int, num_steps: int, devices: Sequence[Any] | None = None
+  build: Callable,
+  shared: Tree,
+  lanes: Tree,
+  group_size: int,
+  num_steps: int,
+  devices: Sequence[Any] | None = None,
+  room: int = 0,
 ) -> Iterator[jax.stages.Lowered]:
   """Yields what `run` calls, in this order; the arguments are those of `run`. What is compiled of it, `run` reuses."""
-  init, finish, chunk = _lowered_run(build, shared, lanes, group_size, devices or jax.local_devices())
+  init, finish, chunk = _lowered_run(build, shared, lanes, group_size, devices or jax.local_devices(), room)
   yield init()
   yield finish()
   if num_steps:
@@ -105,19 +111,19 @@ def lowered(
 
 
 def lowered_evaluation(
-  function: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None
+  function: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None, room: int = 0
 ) -> jax.stages.Lowered:
   """Returns what `evaluate` calls with these arguments."""
-  placement, shared, lanes = _shapes(shared, lanes, group_size, devices or jax.local_devices())
+  placement, shared, lanes = _shapes(shared, lanes, group_size, devices or jax.local_devices(), room)
   return placement.lowered(function, shared, lanes)
 
 
 def _lowered_run(
-  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any]
+  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], room: int
 ) -> list[Callable[[], jax.stages.Lowered]]:
   """Returns functions that lower `init`, `finish` and `chunk` of an attack."""
   attack = _functions(build)
-  placement, shared, lanes = _shapes(shared, lanes, group_size, devices)
+  placement, shared, lanes = _shapes(shared, lanes, group_size, devices, room)
   start, arguments = placement.bind(attack.init, shared, lanes)
   states = placement.shapes(jax.eval_shape(start, *arguments), 'lanes')
   return [
@@ -127,9 +133,11 @@ def _lowered_run(
   ]
 
 
-def _shapes(shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any]) -> tuple[groups.Placement, Tree, Tree]:
+def _shapes(
+  shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], room: int
+) -> tuple[groups.Placement, Tree, Tree]:
   """Returns (placement, shapes of what is shared, shapes of the placed lanes)."""
-  placement = groups.place(np.arange(_count(lanes)), group_size, devices)
+  placement = groups.place(np.arange(_count(lanes)), group_size, devices, room=room)
   shared = placement.shapes(jax.eval_shape(placement.replicate, shared))
   return placement, shared, placement.shapes(jax.eval_shape(placement.take, lanes), 'lanes')
 
@@ -147,6 +155,7 @@ def run(
   resume: tuple[int, Sequence[Any]] | None = None,
   devices: Sequence[Any] | None = None,
   split: int = 0,
+  room: int = 0,
 ) -> Any:
   """Returns the `Reconstruction`s of all lanes, a tree with leading axis [lanes] on the host.
 
@@ -168,6 +177,7 @@ def run(
     split: the number of samples of a lane if the devices share samples instead of lanes, for a batch too large for one
       device; 0 otherwise. The devices may belong to several processes that make the same call (`jax.distributed`).
       Results then differ in rounding, and the group size is not halved.
+    room: lanes that would fit at least, see `groups.place`.
 
   Raises:
     DeviceError: if a device fails or has too little memory for one lane.
@@ -176,7 +186,7 @@ def run(
   last, notice = None, ''
   while True:
     try:
-      table = _Table(build, shared, lanes, group_size, devices or jax.local_devices(), split)
+      table = _Table(build, shared, lanes, group_size, devices or jax.local_devices(), split, room)
       for last in table.chunks(num_steps, chunk_steps, resume, notice):
         if on_chunk is not None:
           on_chunk(last)
@@ -250,6 +260,7 @@ def evaluate(
   group_size: int,
   devices: Sequence[Any] | None = None,
   unit: str | None = None,
+  room: int = 0,
 ) -> Any:
   """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in groups as in `run`.
 
@@ -259,12 +270,13 @@ def evaluate(
     function, shared, lanes, group_size, devices: as in `run`, with a function in place of an attack.
     unit: what the lanes are, where they take long: whoever is `parts.told` hears of each of some twenty parts. None
       computes all at once. The bits are the same.
+    room: lanes that would fit at least, see `groups.place`.
 
   Raises:
     DeviceError: as in `run`.
   """
   count = _count(lanes)
-  placement = groups.place(np.arange(count), group_size, devices or jax.local_devices())
+  placement = groups.place(np.arange(count), group_size, devices or jax.local_devices(), room=room)
   at_once = group_size * len(placement.devices)  # of all devices
   size = count if unit is None else -(-count // (parts.NUMBER * at_once)) * at_once
   try:
@@ -278,7 +290,7 @@ def evaluate(
   except jax.errors.JaxRuntimeError as error:
     if group_size == 1 or not memory.ran_out(error):
       raise _failure(error) from error
-  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices, unit=unit)
+  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices, unit=unit, room=room)
 
 
 def _count(lanes: Tree) -> int:
@@ -350,10 +362,10 @@ class _Table:
   """
 
   def __init__(
-    self, build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], split: int
+    self, build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], split: int, room: int
   ) -> None:
     self.attack, self.all, self.group_size = _functions(build), np.arange(_count(lanes)), group_size
-    self.placement = groups.place(self.all, group_size, devices, split)
+    self.placement = groups.place(self.all, group_size, devices, split, room=room)
     self.shared, self.lanes, self.padded = self.placement.replicate(shared), lanes, self.placement.pad(lanes)
     self.states, self.host_states = None, None
 

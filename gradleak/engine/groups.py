@@ -108,7 +108,7 @@ class Placement(NamedTuple):
 
 
 def place(
-  lanes: np.ndarray, group_size: int, devices: Sequence[Any], split: int = 0, capacity: int | None = None
+  lanes: np.ndarray, group_size: int, devices: Sequence[Any], split: int = 0, capacity: int | None = None, room: int = 0
 ) -> Placement:
   """Returns the `Placement` of lanes, spread evenly over the devices.
 
@@ -118,6 +118,7 @@ def place(
     devices: the devices; at most one per group is used, unless they `split` the samples of each lane.
     split: see `Placement`.
     capacity: groups that fit on a device; by default as many as are needed.
+    room: lanes that would fit at least. Fewer run in the program of so many.
 
   Raises:
     UsageError: if the samples cannot be divided evenly.
@@ -125,11 +126,12 @@ def place(
   if split % len(devices):
     raise errors.UsageError(f'{split} images cannot be shared evenly by {len(devices)} devices')
   groups = -(-len(lanes) // group_size)
-  devices = tuple(devices) if capacity or split else tuple(devices[: max(1, min(len(devices), groups))])
+  fitting = max(groups, -(-room // group_size))
+  devices = tuple(devices) if capacity or split else tuple(devices[: max(1, min(len(devices), fitting))])
   shares = 1 if split else len(devices)
   counts = groups // shares + (np.arange(shares) < groups % shares)
   # XLA compiles a loop over a single group to other bits: the capacity is at least two.
-  capacity = capacity or max(2, counts.max())
+  capacity = capacity or max(2, -(-fitting // shares))
   table = np.zeros((shares * capacity, group_size), np.int32)
   placement = Placement(lanes, table, counts.astype(np.int32), devices, split)
   table[placement.groups] = np.resize(lanes, (groups, group_size))

@@ -136,7 +136,7 @@ WORDS: dict[str, str] = {
     ' and nothing more.'
   ),
   'verdicts.recovered': (
-    'Exact or recognisable: there is a picture. The percentages beside the counts are exact (Clopper–Pearson) 95 '
+    'Exact or recognisable: there is a picture. The percentages beside the counts are {exact} 95 '
     '% intervals. A plus after the PSNR marks a run, at any of the four levels, that had not converged: more '
     'steps may show more.{batches}'
   ),

@@ -29,8 +29,9 @@ class Comparison:
     rows: one dict per attack × defense × adaptive attack: 'attack', 'defense', 'adaptive' (None: the attacker is
       non-adaptive of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge)
       with the bounds of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs or more), '<name>
-      recovered' and '<name> n' (the runs that recover, and all runs), and the bounds of the exact 95 % interval of that
-      fraction, '<name> success_low' and '<name> success_high'; None where a result has no such runs.
+      recovered' and '<name> n' (the runs that recover, and all runs), and the bounds of the 95 % interval of that
+      fraction (see `cases.summarise`), '<name> success_low' and '<name> success_high'; None where a result has no
+      such runs.
     worst: one dict per defense, over all attackers: 'defense', and for each result '<name> recovered' of '<name> n'
       trials, the bounds as above, '<name> verdict' (the worst) and '<name> by' (the attacks that recover a trial, each
       with its adaptive attack).

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradleak.audit.result import AuditResult
+from gradleak.audit.sequential import Question
 from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
 from gradleak.core import statistics
 from gradleak.data.images import span_in_words
@@ -107,6 +109,27 @@ def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> list[
   if most > noise.attackers:
     made.append(found('findings.more_attackers', most=most, one_in=CHANCE, chance=100 * most / CHANCE))
   return made
+
+
+def stopped(result: AuditResult) -> list[Finding]:
+  """Returns what was asked of each defense, with the answers and the trials that they took; nothing for no question."""
+  question = Question.of(result.config)
+  if question is None or not result.stops:
+    return []
+  told = together(((stop.answer, stop.after), stop.defense) for stop in result.stops)
+  answers = [
+    found(f'findings.answer_{answer}', defenses=names, trials=after) for (answer, after), names in told.items()
+  ]
+  return [
+    found(
+      'findings.stopped_within' if question.decide is None else 'findings.stopped_decide',
+      share=question.decide or question.within,
+      level=question.level,
+      most=question.most,
+      answers=answers,
+    ),
+    found('findings.anytime', rate=question.error_rate),
+  ]
 
 
 def remarks(methods: Mapping[str, Any]) -> list[Finding]:

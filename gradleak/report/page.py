@@ -44,7 +44,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
   lines = headline.lines(
     result.rows, worst, functools.partial(pair, result), published=wording.published(result.methods), kind=kind
   )
-  size = config.get('batch_size', 1)
+  size, exact = config.get('batch_size', 1), 'anytime-valid' if result.stops else 'exact'
   footer = (
     versions(result.versions, result.seconds) if result.versions else blocks.Text(formatting.duration(result.seconds))
   )
@@ -57,13 +57,13 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
       blocks.Text(headline.sentence(worst, config), 'meaning'),
       blocks.Picture(picture or slide(result), said('audit.slide')),
       headline.verdict_table(lines),
-      blocks.Text(text(said('audit.verdicts', size=size), READING, said('audit.others')), 'note'),
+      blocks.Text(text(said('audit.verdicts', size=size, exact=exact), READING, said('audit.others')), 'note'),
     ],
     [
       _shows(result, summaries, worst),
       *([_pictures(result)] if kind.marked is None else marked.sections(result, wording.published(result.methods))),
       _figures(result, summaries),
-      _worst(worst, wording.published(result.methods)),
+      _worst(worst, wording.published(result.methods), exact),
       _curves(result, worst),
       _granted(result, worst),
       _inspected(result),
@@ -137,7 +137,7 @@ def versions(known: Mapping[str, str], seconds: float) -> blocks.Text:
 
 
 def _shows(result: AuditResult, summaries: Sequence[cases.Summary], worst: Sequence[dict]) -> blocks.Section:
-  told = findings.sentences(summaries, worst, result.config, result.methods)
+  told = findings.sentences(summaries, worst, result.config, result.methods) + findings.stopped(result)
   cautions = findings.cautions(summaries, worst, result.controls, result.methods)
   cautions += findings.unsuited(summaries, result.config)
   return blocks.Section('shows', 'What this shows', [blocks.Text(' '.join(map(str, told))), blocks.Cautions(cautions)])
@@ -384,8 +384,8 @@ def _svg(kind: str, width: int, label: str, inside: str) -> blocks.Html:
   return blocks.Html(f'<svg class="{kind}" {shape} role="img" aria-label="{label}">{inside}</svg>')
 
 
-def _worst(worst: Sequence[dict], published: Mapping[str, str]) -> blocks.Section:
-  """Returns what any attacker recovers under each defense."""
+def _worst(worst: Sequence[dict], published: Mapping[str, str], exact: str) -> blocks.Section:
+  """Returns what any attacker recovers under each defense; `exact` says of which kind the intervals are."""
   adaptive = _adaptive(worst)
   columns: list[Any] = ['defense'] + (['non-adaptive', 'adaptive', 'any'] if adaptive else [])
   columns += [] if adaptive else ['recovered']
@@ -408,7 +408,7 @@ def _worst(worst: Sequence[dict], published: Mapping[str, str]) -> blocks.Sectio
     'worst',
     'Worst case per defense',
     [
-      blocks.Text(said('audit.worst'), 'note'),
+      blocks.Text(said('audit.worst', exact=exact), 'note'),
       blocks.Table(columns, [blocks.Body(rows)]),
       blocks.Text(said('audit.worst_adaptive' if adaptive else 'audit.worst_flags'), 'note'),
     ],

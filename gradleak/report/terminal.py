@@ -30,6 +30,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
       lines += [_line(summary, size) for summary in pair]
   told = [
     *findings.brief(summaries, worst, result.config, result.methods),
+    *findings.stopped(result),
     *findings.alarms(result.controls, worst),
     wording.gallery(result.config),
   ]

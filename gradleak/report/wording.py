@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gradleak.audit.sequential import Question
 from gradleak.modalities import of_config
 from gradleak.report.formatting import listed
 from gradleak.report.words import said, worded
@@ -114,7 +115,13 @@ def _size(config: Mapping[str, Any]) -> str:
     return ''
   seed = f' from seed {config["seed"]}' if 'seed' in config else ''
   controls = f'; {config["controls"]} control runs set the threshold for success' if config.get('controls') else ''
-  return said('settings.trials', trials=config['trials'], seed=seed, controls=controls)
+  most = 'at most ' * sequential(config)
+  return said('settings.trials', trials=config['trials'], most=most, seed=seed, controls=controls)
+
+
+def sequential(config: Mapping[str, Any]) -> bool:
+  """Returns whether the trials of an audit with these settings stopped by what was found."""
+  return Question.of(config) is not None
 
 
 def _knowledge(config: Mapping[str, Any]) -> str:

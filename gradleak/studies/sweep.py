@@ -90,7 +90,7 @@ def sweep(
   planned = plan(audits, defenses, attacks, num_trials, given)
   shown = progress if progress is None or callable(progress) else reporter(progress)
   forecast = _Forecast(planned, process[1], shown, say)
-  say(_in_words(audits, planned, process, group_size, given.batch_size))
+  say(_in_words(audits, planned, process, group_size, given))
   folder, rows, missing = errors.check_path('workdir', workdir), [], []
   for name, (key, scenario) in audits.items():
     forecast.audit = name
@@ -124,13 +124,13 @@ def _in_words(
   planned: Mapping[str, list[Planned]],
   process: tuple[int, int],
   group_size: int | None,
-  num_images: int,
+  given: AuditSettings,
 ) -> str:
   """Returns the plan: what is compiled, what is run."""
   lines, compiled = [], set()
   for name, structures in planned.items():
     _, scenario = audits[name]
-    size = group_size or driver.default_group_size(scenario.variables, num_images)
+    size = group_size or driver.default_group_size(scenario.variables, given.batch_size)
     for structure in structures:
       program = (scenario.client, structure)
       again = ' (compiled already)' if program in compiled else ''
@@ -143,7 +143,7 @@ def _in_words(
   share = f'; this is process {rank} of {processes}' if processes > 1 else ''
   runs = sum(structure.runs for structures in planned.values() for structure in structures)
   attacks = sum(len(structures) for structures in planned.values())
-  head = f'{runs:,} runs, {attacks} attacks in {len(compiled)} compilations{share}'
+  head = f'{"at most " * given.sequential}{runs:,} runs, {attacks} attacks in {len(compiled)} compilations{share}'
   return '\n'.join([head, *lines])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradleak.audit.result import AuditResult, Case
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
-from gradleak.core import errors, statistics
+from gradleak.core import anytime, errors, statistics
 from gradleak.modalities import Column, of_rows
 
 Row = dict[str, Any]
@@ -22,7 +22,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
 
   Runs that diverged have no metrics: the means leave them out, and they count as not recovered. Runs on the same images
   are not independent, since a sweep repeats a trial for every seed. So the intervals are computed over the images, not
-  over the runs.
+  over the runs. Where trials stopped by what was found (`audit.sequential`), all intervals are those of `core.anytime`,
+  which hold at any number of trials.
 
   Args:
     rows: of an audit or a sweep, one dict per run.
@@ -35,8 +36,8 @@ def summarise(rows: Iterable[Row]) -> list[Summary]:
     verdict by its name (`exact`, …, `inconclusive`), and `unfinished` (runs that show something, from exact to above
     chance, before the attack had converged); the means of `revealed` (images of a batch that are fully revealed),
     `revealed_psnr` (dB, of these), `oracle_psnr` (dB), `control_psnr` (dB), `rank`, `label_correct`, `change` and
-    `sent` (fraction of the entries sent); `candidates`; and `verdict`, the worst of the runs. What cannot be computed
-    is None.
+    `sent` (fraction of the entries sent); `candidates`; `verdict`, the worst of the runs; and `stopped`, how the trials
+    of the defense stopped, None where their number was fixed. What cannot be computed is None.
   """
   return [_summary(group) for group in by_case(rows).values()]
 
@@ -64,14 +65,14 @@ def worst_case(rows: Iterable[Row], named: Mapping[str, Collection[int]] = _NOBO
     named: defense -> the trials that are re-identified without a picture.
 
   Returns:
-    A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its exact 95 % interval
-    `success_low` and `success_high`; the trials that `non_adaptive` and `adaptive` attackers recover, None where none
-    were run; `by`, see `attackers`, those that recover a trial; `adaptive_attacks`, the adaptive attacks that recover
-    one, the strongest first; `verdict`, the worst of all runs; `reached`, of each of the four levels the number of
-    trials that any attacker brings there or further; `attackers`, the number of attacks and adaptive attacks, of which
-    that is the worst; `runs`, how many of them are `searches` (closed forms are none),
-    and the count of every verdict among them (`exact`, …, `inconclusive`); and `flags`, reasons for care, their counts
-    over runs.
+    A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its 95 % interval
+    `success_low` and `success_high` (exact, or see `intervals`); the trials that `non_adaptive` and `adaptive`
+    attackers recover, None where none were run; `by`, see `attackers`, those that recover a trial;
+    `adaptive_attacks`, the adaptive attacks that recover one, the strongest first; `verdict`, the worst of all runs;
+    `reached`, of each of the four levels the number of trials that any attacker brings there or further; `attackers`,
+    the number of attacks and adaptive attacks, of which that is the worst; `runs`, how many of them are `searches`
+    (closed forms are none), and the count of every verdict among them (`exact`, …, `inconclusive`); and `flags`,
+    reasons for care, their counts over runs.
   """
   groups = grouped(rows, 'defense')
   undefended = groups.get(('none',))
@@ -168,7 +169,12 @@ def _mean(rows: Iterable[Row], key: str) -> float | None:
   return math.fsum(values) / len(values) if values else None
 
 
-def _mean_interval(by_image: Iterable[Sequence[Row]], column: Column) -> dict[str, float | None]:
+def intervals(rows: Iterable[Row]) -> Any:
+  """Returns the module whose intervals hold for these rows: `anytime` where trials stopped by what was found."""
+  return anytime if any('stopped' in row for row in rows) else statistics
+
+
+def _mean_interval(by_image: Sequence[Sequence[Row]], column: Column) -> dict[str, float | None]:
   """Returns {key: mean, key_low, key_high}; the 95 % interval is cut to the metric's range.
 
   The bounds are None for fewer than `statistics.MIN_RUNS` images, and for equal values. Equal values, such as several
@@ -178,7 +184,8 @@ def _mean_interval(by_image: Iterable[Sequence[Row]], column: Column) -> dict[st
   values = [value for group in by_image if (value := _mean(group, key)) is not None]
   if not values:
     return dict.fromkeys((key, f'{key}_low', f'{key}_high'))
-  mean, low, high = (float(value) for value in statistics.mean_interval(values))
+  found = intervals(row for group in by_image for row in group).mean_interval(values)
+  mean, low, high = (float(value) for value in found)
   bounded = len(values) >= statistics.MIN_RUNS and math.isfinite(low) and math.isfinite(high) and low < high
   return {
     key: mean,
@@ -192,9 +199,9 @@ def _by_image(rows: Iterable[Row]) -> list[list[Row]]:
   return list(grouped(rows, 'dataset', 'trial').values())
 
 
-def _fraction(successes: int, n: int, independent: int | None = None) -> dict[str, float]:
+def _fraction(rows: Iterable[Row], successes: int, n: int, independent: int | None = None) -> dict[str, float]:
   names = ('success', 'success_low', 'success_high')
-  interval = statistics.proportion_interval(successes, n, independent=independent)
+  interval = intervals(rows).proportion_interval(successes, n, independent=independent)
   return dict(zip(names, map(float, interval), strict=True))
 
 
@@ -219,7 +226,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'tier': first.get('tier'),
     'n': len(rows),
     **{key: value for column in means for key, value in _mean_interval(by_image, column).items()},
-    **_fraction(sum(bool(row['success']) for row in rows), len(rows), len(by_image)),
+    **_fraction(rows, sum(bool(row['success']) for row in rows), len(rows), len(by_image)),
     **counts,
     'unfinished': sum(map(unfinished, rows)),
     'revealed': _mean(rows, 'revealed'),
@@ -230,6 +237,7 @@ def _summary(rows: Sequence[Row]) -> Summary:
     'change': _mean(rows, 'change'),
     'sent': _mean(rows, 'sent'),
     'verdict': worst({row['verdict'] for row in rows}),
+    'stopped': ', '.join(dict.fromkeys(row['stopped'] for row in rows if 'stopped' in row)) or None,
   }
 
 
@@ -255,7 +263,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str], named: Col
     'n': len(trials),
     **counts,
     'recovered': recovered,
-    **_fraction(recovered, len(trials)),
+    **_fraction(rows, recovered, len(trials)),
     'verdict': worst({row['verdict'] for row in rows} | ({LEVELS[2]} if named else set())),
     'reached': {level: _reached(rows, level, named) for level in LEVELS},
     'attackers': len(by_case(rows)),

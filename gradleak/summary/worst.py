@@ -7,7 +7,6 @@ import numpy as np
 
 from gradleak.audit.result import AuditResult
 from gradleak.audit.verdict import CONTROL, LEVELS, MIN_CANDIDATES, false_alarms
-from gradleak.core import statistics
 from gradleak.modalities import Modality, of_rows
 from gradleak.summary import cases
 from gradleak.summary.shown import data_uri
@@ -34,10 +33,11 @@ def lines(
     **more: name -> {defense: what else stands in its line}.
 
   Returns:
-    Dicts: 'defense', 'verdict', 'count' of 'n' trials of that verdict or a stronger one with the exact 95 %
-    interval 'success_low' to 'success_high', 'by' (the attackers that reach it, see `cases.attackers`), 'example' (the
-    row with the highest SSIM among these), 'truth' and 'found' (its pictures, data URIs; of a batch the pair with the
-    highest PSNR), 'pieces' (of samples that people read, what was found; else []), and `more`.
+    Dicts: 'defense', 'verdict', 'count' of 'n' trials of that verdict or a stronger one with the 95 % interval
+    (exact, or see `cases.intervals`) 'success_low' to 'success_high', 'by' (the attackers that reach it, see
+    `cases.attackers`), 'example' (the row with the highest SSIM among these), 'truth' and 'found' (its pictures, data
+    URIs; of a batch the pair with the highest PSNR), 'pieces' (of samples that people read, what was found; else []),
+    and `more`.
   """
   of = cases.grouped(rows, 'defense')
   return [
@@ -59,7 +59,7 @@ def _line(entry: dict, rows: list[dict], picture: Callable, named: Collection[in
     by = [LIKELIHOOD, *by] if len(named) >= len({row['trial'] for row in at}) else [*by, LIKELIHOOD]
     at = at or [row for row in rows if row['trial'] in named]
   count = entry['reached'][verdict] if verdict in LEVELS else len({row['trial'] for row in at})
-  _, low, high = statistics.proportion_interval(count, n)
+  _, low, high = cases.intervals(rows).proportion_interval(count, n)
   example = max(at, key=_likeness)
   pair_of = _nearest(kind, *picture(example))
   truth, found = map(kind.picture, pair_of)
@@ -108,13 +108,13 @@ def levels(rows: Sequence[dict], named: Mapping[str, Collection[int]] | None = N
 
   Returns:
     Dicts: 'defense', 'n' trials, and 'levels': one dict per level, from 'exact' to 'above chance', with 'level',
-    'count' and the exact 95 % interval of the fraction, 'success_low' to 'success_high'.
+    'count' and the 95 % interval of the fraction, 'success_low' to 'success_high' (exact, or see `cases.intervals`).
   """
-  found = []
+  found, rule = [], cases.intervals(rows)
   for entry in cases.worst_case(rows, named or {}):
     rates = []
     for level in LEVELS:
-      _, low, high = statistics.proportion_interval(entry['reached'][level], entry['n'])
+      _, low, high = rule.proportion_interval(entry['reached'][level], entry['n'])
       rates.append({'level': level, 'count': entry['reached'][level], 'success_low': low, 'success_high': high})
     found.append({'defense': entry['defense'], 'n': entry['n'], 'levels': rates})
   return found
