@@ -53,6 +53,7 @@ setup(
   ],
   extras_require={
     'benchmark': ['hydra-core>=1.3,<2', 'torch>=2.4,<3'],  # beside breaching, see the Makefile
+    'cluster': ['ray[client]>=2.50,<3', 'submitit>=1.5,<2'],  # --cluster
     'docs': DOCS,
     'flower': ['flwr>=1.42,<2', 'torch>=2.4,<3'],
     'frame': ['pandas>=2,<4'],

@@ -531,7 +531,7 @@ def kept(
   """
   digest = hashlib.sha256(json.dumps(plain(dict(config)), sort_keys=True).encode()).hexdigest()[:8]
   place = os.path.join(folder, f'trained-{digest}')
-  with alone(place):
+  with alone(place, wait=True):  # another run may train it for both
     store = Workdir(place, config, {})
     found = store.load_part('network')
     if found is None:

@@ -151,11 +151,14 @@ class Clock:
   def __init__(self, workdir: str):
     self._path = os.path.join(workdir, 'seconds.json')
     os.makedirs(workdir, exist_ok=True)
+    self._spent = self._read()
+
+  def _read(self) -> dict[str, tuple[float, bool]]:
     try:
       found = read_json(self._path, '', dict)
-      self._spent = {run: (float(seconds), bool(ended)) for run, (seconds, ended) in found.items()}
+      return {run: (float(seconds), bool(ended)) for run, (seconds, ended) in found.items()}
     except (OSError, TypeError, ValueError):  # times alone: they start at 0
-      self._spent = {}
+      return {}
 
   @property
   def seconds(self) -> float:
@@ -176,7 +179,8 @@ class Clock:
       complete = True
     finally:
       if not ended:
-        self._spent[run] = before + time.monotonic() - started, complete
+        # other runs of the table may be timed by other processes
+        self._spent = {**self._read(), run: (before + time.monotonic() - started, complete)}
         write_atomically(self._path, json.dumps(self._spent) + '\n')
 
 

@@ -75,6 +75,15 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   'progress': ('string', 'auto', 'auto, bar, lines or none.'),
   'x64': ('boolean', False, 'float64 throughout: for closed forms alone.'),
   'group_size': ('integer', None, 'Trials, or clients, that share one pass; changes speed, and bits.'),
+  'cluster': (
+    'string', None,
+    'Where processes share the work: local (several on this machine, by Ray), ray (the cluster of this machine), '
+    'ray://host:port, or slurm (an array job).',
+  ),
+  'cores': ('integer', None, 'CPU cores of each process; all by default, with --cluster 8 or what there is for each.'),
+  'gpus': ('integer', None, 'cluster: GPUs of each process; by default one where the cluster has any.'),
+  'retries': ('integer', 8, 'cluster: how often a process whose machine was lost is started again.'),
+  'slurm': ('string', '', 'cluster=slurm: options of sbatch, such as partition=gpu,time=480.'),
   'compilation_cache': (
     'string', os.path.join(os.path.expanduser('~'), '.cache', 'gradleak'),
     "JAX's persistent compilation cache; empty for none.",
@@ -105,6 +114,10 @@ class Flags:
 
   def __contains__(self, name: str) -> bool:
     return name in self._holders
+
+  def names(self) -> list[str]:
+    """Returns the names of the flags."""
+    return list(self._holders)
 
   def present(self, name: str) -> bool:
     """Returns whether the user gave a flag."""
@@ -188,7 +201,8 @@ class Flags:
     from gradleak.core import errors
     from gradleak.engine import progress
 
-    gl.configure(cache=self.compilation_cache, x64=self.x64 if 'x64' in self else None)
+    given = {name: getattr(self, name) for name in ('x64', 'cores') if name in self}
+    gl.configure(cache=self.compilation_cache, **given)
     if 'seed' in self:
       errors.check_number('seed', self.seed, low=0, high=2**32 - 1, integer=True)
     progress.reporter(self.progress)

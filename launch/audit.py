@@ -12,7 +12,7 @@ import os
 
 import jax
 
-from launch import _audited, _program
+from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
   'model',
@@ -29,14 +29,15 @@ with _program.group('run'):
     'host:port of the first of several processes, or auto on a cluster: their devices share the images of each upload, '
     'for a batch too large for one host. All are started with the same flags but --process.',
   )
-  _GIVEN.integer('process', None, 'distributed: rank of this process.')
-  _GIVEN.integer('processes', None, 'distributed: number of processes.')
+_cluster.define(_GIVEN)
 
 
 def main(argv):
   """Runs the audit that the flags describe and prints its table."""
   del argv
   _GIVEN.configure()
+  if _GIVEN.distributed is None and _cluster.shared(_GIVEN, 'audit', _GIVEN.trials, _GIVEN.workdir):
+    return
   _distribute()
 
   import gradleak as gl
@@ -60,11 +61,15 @@ def main(argv):
     _GIVEN.trials,
     workdir=workdir,
     split=_GIVEN.distributed is not None,
+    process=(0, 1) if _GIVEN.distributed is not None else _cluster.rank(_GIVEN),
     progress='none' if jax.process_index() else _GIVEN.progress,
     settings=settings,
     group_size=_GIVEN.group_size,
   )
   if jax.process_index():
+    return
+  if result is None:
+    print(f'process {_GIVEN.process} of {_GIVEN.processes} has done its share; the last one writes the report.')
     return
   report = os.path.join(workdir, 'report.html')
   if result.resumed and os.path.exists(report):
@@ -80,11 +85,9 @@ def _distribute():
   from gradleak.core import errors
 
   if _GIVEN.distributed is None:
-    if _GIVEN.process is not None or _GIVEN.processes is not None:
-      raise errors.UsageError(
-        '--process and --processes belong to --distributed; launch/sweep.py shares trials among processes'
-      )
     return
+  if _GIVEN.cluster is not None:
+    raise errors.UsageError('--cluster shares trials, and --distributed the images of each upload: give one of them')
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   if _GIVEN.distributed == 'auto':
     jax.distributed.initialize()

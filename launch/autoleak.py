@@ -10,7 +10,7 @@ given again.
 import json
 import os
 
-from launch import _audited, _program
+from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
   'model',
@@ -24,12 +24,15 @@ _GIVEN = _audited.define(
 with _program.group('run'):
   _GIVEN.boolean('staged', True, 'Whether later stages leave out what is exact already.')
   _GIVEN.boolean('malicious', True, 'Whether servers that change the model run, too; counted apart.')
+_cluster.define(_GIVEN)
 
 
 def main(argv):
   """Runs the ensemble and prints the worst-case rates."""
   del argv
   _GIVEN.configure()
+  if _cluster.shared(_GIVEN, 'autoleak', _GIVEN.trials, _GIVEN.workdir, stages=True):
+    return None
 
   import gradleak as gl
   from gradleak import registry
@@ -51,13 +54,18 @@ def main(argv):
     staged=_GIVEN.staged,
     malicious=_GIVEN.malicious,
     workdir=workdir,
+    process=_cluster.rank(_GIVEN),
     progress=_GIVEN.progress,
   )
+  if found is None:
+    print(f'process {_GIVEN.process} of {_GIVEN.processes} waits for shares of others: give the same command again.')
+    return _cluster.UNFINISHED
   print(autoleak_table(found))
   if workdir is not None:
     write(found, workdir)
     write_atomically(os.path.join(workdir, 'command.json'), json.dumps(_command(scenario), indent=2))
     print(f'report: {os.path.join(workdir, "report.html")}')
+  return 0
 
 
 def _command(scenario):

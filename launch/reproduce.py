@@ -12,7 +12,8 @@ continues from its last checkpoint when the same command is given again.
 
 The folder `--results` holds the rows behind each table's figures, with settings, seed, versions, revision and time.
 With `--all`, every table runs that is not stored there, within a `--budget` of time. Tables that were stored before,
-with other settings, come first, by the time that they took. Pages of what is stored are made by `--pages`.
+with other settings, come first, by the time that they took. With `--cluster`, processes share the runs of one table, or
+the tables of `--all`. Pages of what is stored are made by `--pages`.
 """
 
 import math
@@ -21,7 +22,7 @@ import time
 
 from absl import flags
 
-from launch import _program
+from launch import _cluster, _program
 from launch._flags import Flags
 
 _GIVEN = Flags()
@@ -43,6 +44,7 @@ with _program.group('run'):
   )
   workdir = 'Folder of a table, by default results/EXPERIMENT-SCALE.'
   _GIVEN.shared('workdir', 'seed', 'progress', 'compilation_cache', workdir=(None, workdir))
+_cluster.define(_GIVEN)
 
 
 def main(argv: list[str]) -> None:
@@ -73,6 +75,7 @@ def _one(experiment):
   """Runs a table."""
   from experiments import experiment as machinery
   from experiments import results, table
+  from gradleak.core import errors
   from gradleak.core.storage import write_atomically
 
   given = _GIVEN.weights, _GIVEN.lpips_weights, _GIVEN.lpips_heads
@@ -83,6 +86,12 @@ def _one(experiment):
   runs = {name: run.scaled(_GIVEN.scale) for name, run in experiment.runs.items()}
   workdir = _GIVEN.workdir or os.path.join('results', f'{experiment.name}-{_GIVEN.scale}')
   flags.FLAGS.workdir = workdir  # so that an interruption names it
+  if _cluster.shared(_GIVEN, 'reproduce', len(runs), workdir):
+    return
+  rank, processes = _cluster.rank(_GIVEN)
+  errors.check_number('processes', processes, low=1, high=len(runs), integer=True)
+  errors.check_number('process', rank, low=0, high=processes - 1, integer=True)
+  runs = dict([*runs.items()][rank::processes])
   _program.say(f'reading the data of {experiment.name} …')
   data = {name: run.load(_GIVEN.data_dir) for name, run in runs.items()}  # an error for missing data comes first
 
@@ -96,6 +105,9 @@ def _one(experiment):
     if not complete:
       _program.say(f'{index + 1} of {len(runs)} in {machinery.duration(clock.seconds)}')
 
+  if processes > 1:
+    print(f'process {rank} of {processes} has done its runs; the command without it writes the table.')
+    return
   outcomes = [runs[cell.run].outcome(cell, machinery.gains(cell, rows)) for cell in experiment.cells]
   shown = experiment, _GIVEN.scale, _GIVEN.seed, outcomes
   write_atomically(os.path.join(workdir, 'table.md'), table.markdown(*shown))
@@ -114,30 +126,17 @@ def _one(experiment):
 def _all(registry):
   """Runs the tables that are not stored, each in a process of its own, and says which did not fit or failed."""
   from experiments import results
-  from experiments.experiment import duration
   from gradleak.core import errors
 
-  budget, started = _seconds(_GIVEN.budget), time.monotonic()
+  budget = _seconds(_GIVEN.budget)
   known = results.read(_GIVEN.results, _GIVEN.scale)
   waiting = [one.name for one in registry.values() if not results.done(known.get(one.name), one, _GIVEN.seed)]
   took = {name: known[name].seconds for name in waiting if name in known}
   waiting.sort(key=lambda name: took.get(name, math.inf))
   print(f'{len(registry) - len(waiting)} of {len(registry)} tables are stored in {_GIVEN.results}', flush=True)
-  failed, late = [], []
-  for index, name in enumerate(waiting):
-    spent = time.monotonic() - started
-    left = budget - spent
-    if left <= 0 or (index and took.get(name, 0) > left):
-      late.append(name)
-      continue
-    before = f', which {results.took(known[name])}' if name in known else ''
-    print(f'\ntable {index + 1} of {len(waiting)}: {name}{before}; {duration(spent)} so far, {duration(left)} of the '
-          'budget left', flush=True)  # fmt: skip
-    status = _child(name, left)
-    if status is None:
-      late.append(name)
-    elif status:
-      failed.append(name)
+  ended = _on_cluster(waiting, budget) if _GIVEN.cluster is not None else _in_turn(waiting, known, budget)
+  failed = [name for name in waiting if ended.get(name)]
+  late = [name for name in waiting if ended.get(name) is None]
   print(f'\n{len(waiting) - len(late) - len(failed)} tables were run; {len(registry) - len(late) - len(failed)} of '
         f'{len(registry)} are stored')  # fmt: skip
   if late:
@@ -146,15 +145,37 @@ def _all(registry):
     raise errors.UsageError(f'these failed, see above: {", ".join(failed)}')
 
 
+def _in_turn(waiting, known, budget):
+  """Runs tables here, one after the other; returns their exit statuses, without those that do not fit."""
+  from experiments import results
+  from experiments.experiment import duration
+
+  started, ended = time.monotonic(), {}
+  for index, name in enumerate(waiting):
+    spent = time.monotonic() - started
+    left = budget - spent
+    if left <= 0 or (index and name in known and known[name].seconds > left):
+      continue
+    before = f', which {results.took(known[name])}' if name in known else ''
+    print(f'\ntable {index + 1} of {len(waiting)}: {name}{before}; {duration(spent)} so far, {duration(left)} of the '
+          'budget left', flush=True)  # fmt: skip
+    ended[name] = _child(name, left)
+  return ended
+
+
+def _on_cluster(waiting, budget):
+  """Runs tables on the cluster, in that order, as many at a time as have room; returns as `_in_turn`."""
+  if not waiting:
+    return {}
+  with _cluster.each(_GIVEN, 'reproduce', {name: _flags_of(name) for name in waiting}, _folder(), budget) as ended:
+    return dict(ended)
+
+
 def _child(name, seconds):
   """Runs a table in a process of its own; returns its status, or None where the time was over."""
   import subprocess
 
-  passed = ('scale', 'results', 'seed', 'progress', 'data_dir', 'compilation_cache')
-  given = [f'--{flag}={getattr(_GIVEN, flag)}' for flag in passed if getattr(_GIVEN, flag) is not None]
-  workdir = os.path.join(_GIVEN.workdir or 'results', f'{name}-{_GIVEN.scale}')
-  given += [f'--experiment={name}', f'--workdir={workdir}']
-  child = subprocess.Popen([*_program.command('reproduce'), *given])
+  child = subprocess.Popen([*_program.command('reproduce'), *_flags_of(name)])
   try:
     return child.wait(seconds)
   except subprocess.TimeoutExpired:
@@ -166,6 +187,18 @@ def _child(name, seconds):
         child.wait(60)
       except subprocess.TimeoutExpired:
         child.kill()
+
+
+def _flags_of(name):
+  """Returns the flags by which a process runs one of all tables."""
+  passed = ('scale', 'results', 'seed', 'progress', 'data_dir', 'compilation_cache')
+  given = [f'--{flag}={getattr(_GIVEN, flag)}' for flag in passed if getattr(_GIVEN, flag) is not None]
+  return [*given, f'--experiment={name}', f'--workdir={os.path.join(_folder(), f"{name}-{_GIVEN.scale}")}']
+
+
+def _folder():
+  """Returns the folder of all tables' work directories."""
+  return _GIVEN.workdir or 'results'
 
 
 def _seconds(text):

@@ -3,17 +3,17 @@ r"""Attacks a grid of models, seeds, defenses and attacks, alone or shared among
     python launch/sweep.py --dataset=digits --models='mlp;lenet' --seeds=2 --trials=8 --steps=300 \
       --defenses='none;gaussian(stddev=0|1e-3|1e-2|1e-1);prune(rate=0.5|0.9)' --workdir=results/sweep
 
-`|` spans a grid of a setting's values. Everything numeric is traced, so each network and attack compiles once. Several
-processes take their shares of the trials by --process and --processes, or by the rank in a cluster's environment
-(launch/slurm/sweep.sbatch). They share nothing but the work directory. One that dies is started again alone, and the
-same command, given once more when all are done, says what there is.
+`|` spans a grid of a setting's values. Everything numeric is traced, so each network and attack compiles once. With
+--cluster, processes share the trials, started by Ray or by Slurm. Those that are started by hand have their ranks from
+--process and --processes, or from Slurm's environment (launch/slurm/sweep.sbatch). They share nothing but the work
+directory. One that dies can be started again without the others.
 """
 
 import os
 import re
 import sys
 
-from launch import _audited, _program
+from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
   defenses='none;gaussian(stddev=1e-3|1e-2|1e-1);prune(rate=0.5|0.9|0.99)',
@@ -24,9 +24,8 @@ with _program.group('what is audited'):
   _GIVEN.string('models', 'lenet', "List separated by ';'; 'convnet(width=8|16)' spans a grid.")
   _GIVEN.string('seeds', '1', "How many seeds, from 0 on; or a list such as '3;5;8'.")
 with _program.group('run'):
-  _GIVEN.integer('process', None, 'Rank of this process; by default as the cluster says, or 0.')
-  _GIVEN.integer('processes', None, 'How many processes share the trials; as the cluster says, or 1.')
   _GIVEN.integer('shards', None, 'Into how many parts the trials are cut; by default one per process.')
+_cluster.define(_GIVEN, process='Rank of this process; by default as Slurm says in its environment, or 0.')
 
 # Environment variables of the rank, of the first rank, and of the number of processes: array jobs, then tasks of a job.
 _CLUSTERS = (
@@ -39,6 +38,8 @@ def main(argv):
   """Runs the sweep, or this process's share of it, and prints its table."""
   del argv
   _GIVEN.configure()
+  if _cluster.shared(_GIVEN, 'sweep', _GIVEN.shards or _GIVEN.trials, _GIVEN.workdir):
+    return
 
   import gradleak as gl
   from gradleak import registry
@@ -115,16 +116,11 @@ def _seeds():
 
 def _process():
   """Returns (rank, number of processes), from the flags or the cluster's environment."""
-  from gradleak.core import errors
-
-  if (_GIVEN.process is None) != (_GIVEN.processes is None):
-    raise errors.UsageError('--process and --processes belong together: give both, or neither')
-  if _GIVEN.process is not None:
-    return _GIVEN.process, _GIVEN.processes
   for rank, first, count in _CLUSTERS:
     if rank in os.environ and count in os.environ:
-      return int(os.environ[rank]) - int(os.environ.get(first, 0) if first else 0), int(os.environ[count])
-  return 0, 1
+      told = int(os.environ[rank]) - int(os.environ.get(first, 0) if first else 0), int(os.environ[count])
+      return _cluster.rank(_GIVEN, told)
+  return _cluster.rank(_GIVEN)
 
 
 def _table(rows):

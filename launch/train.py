@@ -23,7 +23,7 @@ import gradleak as gl
 from gradleak import registry, report
 from gradleak.core import errors
 from gradleak.data import partition
-from launch import _program
+from launch import _cluster, _program
 from launch._flags import NETWORK, Flags
 
 _GIVEN = Flags()
@@ -48,12 +48,16 @@ with _program.group('training, server and attacks'):
   _GIVEN.shared('defenses', 'attacks', attacks=('', 'As in launch/audit.py; none by default.'))
 with _program.group('run'):
   _GIVEN.shared('seed', 'group_size', 'workdir', 'compilation_cache', 'progress', workdir='results/train')
+_cluster.define(_GIVEN)
 
 
 def main(argv):
   """Trains as the flags describe and prints where it ended."""
   del argv
   _GIVEN.configure()
+  most = max(len(registry.defenses(_GIVEN.defenses)), _GIVEN.trials if _GIVEN.attacks else 0)
+  if _cluster.shared(_GIVEN, 'train', most, _GIVEN.workdir):
+    return
   _follow_protocol()
   defenses = registry.defenses(_GIVEN.defenses)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else []
@@ -90,10 +94,14 @@ def main(argv):
     },
     workdir=_GIVEN.workdir,
     group_size=_GIVEN.group_size,
+    process=_cluster.rank(_GIVEN),
     progress=_GIVEN.progress,
     on_audit=report.write,
     modality=gl.modalities.of_config(samples.settings),
   )
+  if found is None:
+    print(f'process {_GIVEN.process} of {_GIVEN.processes} has done its share; the command without it writes the page.')
+    return
   report.write(found, _GIVEN.workdir)
   print(report.frontier_table(report.entries(found.trained, found.rows, found.config['num_classes']), found.config))
   print(f'report: {os.path.join(_GIVEN.workdir, "training.html")}')

@@ -42,7 +42,7 @@ def start(name, *arguments):
     contextlib.redirect_stderr(err),
   ):
     try:
-      _program._guarded(module.main, _program._parse([name, *arguments], module.main))
+      status = _program._guarded(module.main, _program._parse([name, *arguments], module.main)) or 0
     except SystemExit as end:
       status = end.code
   return Done(status, out.getvalue(), err.getvalue())

@@ -12,6 +12,8 @@ from scipy import stats
 
 import gradleak as gl
 from gradleak.adaptive import likelihood
+from gradleak.audit.labelled import named_defenses
+from gradleak.core import storage
 from gradleak.defenses.defense import bind
 from gradleak.modalities import images as images_of
 from gradleak.studies import identification
@@ -392,3 +394,25 @@ def test_the_program_writes_a_page_and_a_table(tmp_path):
   assert 'at rank 1 among 59 others under' in written.replace('\n', ' ')
   assert (tmp_path / 'run' / 'summary.csv').read_text().count('\n') == 9
   assert (tmp_path / 'run' / 'identification.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_processes_share_the_defenses(tmp_path):
+  """Each runs its own, and the last one to end has all, in the order of one process."""
+
+  class Run:
+    def __init__(self):
+      self.ran = []
+
+    def under(self, one, name, alter):
+      self.ran.append(one.label)
+      return [{'defense': one.label, 'rank': 1}], [{'defense': one.label, 'false': 0}], []
+
+  defenses = named_defenses([None, D.prune(rate=0.5), D.prune(rate=0.9)])
+  parts = [(one, 'exact', None) for one in defenses]
+  first, second, whole = Run(), Run(), Run()
+  store = storage.Workdir(tmp_path / 'new', {}, {}, shared=True)
+  assert identification._all(first, store, parts, (0, 2)) is None and first.ran == ['none', 'prune(rate=0.9)']
+  rows = identification._all(second, store, parts, (1, 2))
+  assert second.ran == ['prune(rate=0.5)'] and rows == identification._all(whole, None, parts, (0, 1))
+  assert [row['kind'] for row in rows] == ['rows', 'pairs'] * 3 and len(whole.ran) == 3
+  assert identification._all(Run(), store, parts, (0, 2)) == rows

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import jax
 import pytest
@@ -69,6 +70,22 @@ def test_a_call_within_a_call_is_told_and_a_failed_one_lets_go(tmp_path):
     raise KeyboardInterrupt
   with locks.alone(tmp_path / 'new'), locks.alone(None):
     pass
+
+
+def test_one_that_waits_has_the_folder_after_the_other(tmp_path):
+  order = []
+
+  def later():
+    with locks.alone(tmp_path / 'new', wait=True):
+      order.append('waited')
+
+  waiting = threading.Thread(target=later)
+  with locks.alone(tmp_path / 'new'):
+    waiting.start()
+    waiting.join(0.2)
+    order.append('first')
+  waiting.join(60)
+  assert order == ['first', 'waited']
 
 
 def test_where_nothing_can_be_locked_nothing_is(tmp_path, monkeypatch):

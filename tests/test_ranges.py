@@ -148,6 +148,10 @@ RANGES = {
   'defenses.svt_privacy.svt_privacy': {
     'fraction': FRACTION, 'epsilon': POSITIVE, 'noise_var': POSITIVE, 'gamma': POSITIVE, 'tau': WEIGHT,
   },
+  'engine.cluster.connected': {
+    'processes': 'int? [1, inf)', 'cores': 'int? [1, inf)', 'gpus': 'int? [0, inf)', 'retries': NATURAL,
+  },
+  'engine.startup.configure': {'cores': 'int? [1, inf)'},
   'federated.accounting.Ledger': {'server_noise': WEIGHT, **SAMPLED},
   'federated.accounting.Ledger.epsilon': {'rounds': NATURAL, 'participations': NATURAL},
   'federated.client.Client': {

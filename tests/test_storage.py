@@ -18,6 +18,24 @@ def open_workdir(path, **changes):
   return storage.Workdir(path, {**CONFIG, **changes}, {'group_size': 8})
 
 
+def test_shares_that_claim_a_folder_at_the_same_time_both_have_it(tmp_path, monkeypatch):
+  """The second one looks for the settings before the first one writes them, and at the folder afterwards."""
+  open_workdir(tmp_path / 'new')
+  read, seen = storage._read, []
+
+  def late(path):
+    seen.append(path.name)
+    return None if seen == ['config.json'] else read(path)
+
+  monkeypatch.setattr(storage, '_read', late)
+  open_workdir(tmp_path / 'new')
+  seen.clear()
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'other' / 'file').touch()
+  with pytest.raises(errors.FolderError, match='holds other files and no config'):
+    open_workdir(tmp_path / 'other')
+
+
 @pytest.mark.parametrize('content', ['grüße\n', b'\x00\xff'])
 def test_write_atomically(tmp_path, content):
   storage.write_atomically(tmp_path / 'file', 'old')

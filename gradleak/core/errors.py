@@ -25,6 +25,10 @@ class UsageError(ValueError):
     super().__init__(text if len(text) <= _LONGEST else f'{text[: _LONGEST // 2]} … {text[3 - _LONGEST // 2 :]}')
 
 
+class FolderError(UsageError):
+  """A folder or a file that is in use, damaged or of another run: no method is to blame."""
+
+
 class DeviceError(RuntimeError):
   """A device failed or has too little memory; the message says when, and how to continue.
 

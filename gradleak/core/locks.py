@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import platform
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,12 @@ except ImportError:  # Windows has none
   fcntl = None  # type: ignore[assignment]
 
 _NAME = '.lock'
+HELD = 'is in use by'  # in the message on a folder that another process has
+_WAIT = 0.5  # seconds between two attempts
 
 
 @contextlib.contextmanager
-def alone(path: Any, process: tuple[int, int] = (0, 1)) -> Iterator[None]:
+def alone(path: Any, process: tuple[int, int] = (0, 1), wait: bool = False) -> Iterator[None]:
   """Holds a work directory for this process, and makes it if it does not exist.
 
   The lock is one of the operating system (`flock`), on a file in the folder that names process and machine. It ends
@@ -30,23 +33,24 @@ def alone(path: Any, process: tuple[int, int] = (0, 1)) -> Iterator[None]:
     path: of the folder; None for none.
     process: (rank, number) of this process among several that share the folder: each rank is held by itself, and the
       folder by all of them.
+    wait: whether to wait for the end of another process, in place of an error.
 
   Raises:
-    UsageError: if another process, or another call in this one, has the folder; says which.
+    FolderError: if another process, or another call in this one, has the folder; says which.
   """
   rank, number = process
   with contextlib.ExitStack() as held:
     if path is not None:
       folder = errors.check_path('the work directory', path)
-      held.enter_context(_held(folder, _NAME, exclusive=number == 1))
+      held.enter_context(_held(folder, _NAME, number == 1, wait))
       if number > 1:
-        held.enter_context(_held(folder, f'{_NAME}-{rank}of{number}', exclusive=True))
+        held.enter_context(_held(folder, f'{_NAME}-{rank}of{number}', True, wait))
     yield
 
 
 @contextlib.contextmanager
-def _held(folder: pathlib.Path, name: str, exclusive: bool) -> Iterator[None]:
-  file = None if fcntl is None else _opened(folder, name, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+def _held(folder: pathlib.Path, name: str, exclusive: bool, wait: bool) -> Iterator[None]:
+  file = None if fcntl is None else _opened(folder, name, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, wait)
   try:
     yield
   finally:
@@ -57,7 +61,7 @@ def _held(folder: pathlib.Path, name: str, exclusive: bool) -> Iterator[None]:
       os.close(file)
 
 
-def _opened(folder: pathlib.Path, name: str, kind: int) -> int | None:
+def _opened(folder: pathlib.Path, name: str, kind: int, wait: bool) -> int | None:
   """Returns the descriptor of a locked file, None where none can be had; raises as `alone` does."""
   while True:
     try:
@@ -74,8 +78,11 @@ def _opened(folder: pathlib.Path, name: str, kind: int) -> int | None:
     except BlockingIOError:
       holder = os.pread(file, 200, 0).decode('utf-8', 'replace')
       os.close(file)
-      raise errors.UsageError(
-        f'the work directory {folder} is in use by {holder or "another process"}: wait for its end, or choose another'
+      if wait:
+        time.sleep(_WAIT)
+        continue
+      raise errors.FolderError(
+        f'the work directory {folder} {HELD} {holder or "another process"}: wait for its end, or choose another'
       ) from None
     except FileNotFoundError:
       pass  # the one before removed it in between: a new one is needed

@@ -128,11 +128,11 @@ def read_json_lines(path: Any, advice: str) -> list[dict]:
     raise damaged(path, error, advice) from error
 
 
-def damaged(path: Any, reason: object, advice: str) -> errors.UsageError:
+def damaged(path: Any, reason: object, advice: str) -> errors.FolderError:
   """Returns the error for a file that cannot be read, or is not as it was written; it names the file and what to do."""
   what = 'cannot be read' if isinstance(reason, OSError) else 'is damaged'
   why = getattr(reason, 'strerror', None) or reason
-  return errors.UsageError(f'{path} {what} ({why or type(reason).__name__}); {advice}')
+  return errors.FolderError(f'{path} {what} ({why or type(reason).__name__}); {advice}')
 
 
 def packed(arrays: Mapping[str, Any]) -> bytes:
@@ -362,7 +362,7 @@ class Workdir:
           leftover.unlink(missing_ok=True)
       self.speed = {**speed, **_counts(self.path / 'speed.json')}
     except OSError as error:
-      raise errors.UsageError(f'cannot use the work directory {path}: {error.strerror or error}') from error
+      raise errors.FolderError(f'cannot use the work directory {path}: {error.strerror or error}') from error
     if together and self.writes:
       multihost_utils.sync_global_devices('the work directory is claimed')
 
@@ -487,11 +487,14 @@ def _claim(
 ) -> None:
   """Makes a folder and writes its settings, or checks that it has the same; raises as `Workdir` does."""
   known = _read(path / 'config.json')
+  others = known is None and path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in path.iterdir())
+  if others:
+    known = _read(path / 'config.json')  # another share of the work may have begun in between
   if known is None and not writes:
-    raise errors.UsageError(f'{path} holds no config.json: all processes need to see the same work directory')
+    raise errors.FolderError(f'{path} holds no config.json: all processes need to see the same work directory')
   if known is None:
-    if path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in path.iterdir()):
-      raise errors.UsageError(
+    if others:
+      raise errors.FolderError(
         f'the work directory {path} holds other files and no config.json: choose an empty or new one'
       )
     path.mkdir(parents=True, exist_ok=True)
@@ -500,7 +503,7 @@ def _claim(
     # Derived values are named only if nothing else differs.
     differing = [key for key in differing if not key.endswith(('key', 'fingerprint'))] or differing
     changes = '; '.join(f'{key} was {known.get(key)!r}, now {config.get(key)!r}' for key in differing)
-    raise errors.UsageError(
+    raise errors.FolderError(
       f'the work directory {path} belongs to other settings: {changes}. '
       'Choose another directory, or the same settings to resume'
     )

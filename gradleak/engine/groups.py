@@ -115,7 +115,8 @@ def place(
   Args:
     lanes: their numbers, ascending.
     group_size: lanes per group.
-    devices: the devices; at most one per group is used, unless they `split` the samples of each lane.
+    devices: the devices; at most one per group is used, but at least two of several, unless they `split` the samples of
+      each lane.
     split: see `Placement`.
     capacity: groups that fit on a device; by default as many as are needed.
     room: lanes that would fit at least. Fewer run in the program of so many.
@@ -127,10 +128,10 @@ def place(
     raise errors.UsageError(f'{split} images cannot be shared evenly by {len(devices)} devices')
   groups = -(-len(lanes) // group_size)
   fitting = max(groups, -(-room // group_size))
-  devices = tuple(devices) if capacity or split else tuple(devices[: max(1, min(len(devices), fitting))])
+  # XLA compiles programs of a single device to other bits, and loops over a single group.
+  devices = tuple(devices) if capacity or split else tuple(devices[: max(2, fitting)])
   shares = 1 if split else len(devices)
   counts = groups // shares + (np.arange(shares) < groups % shares)
-  # XLA compiles a loop over a single group to other bits: the capacity is at least two.
   capacity = capacity or max(2, -(-fitting // shares))
   table = np.zeros((shares * capacity, group_size), np.int32)
   placement = Placement(lanes, table, counts.astype(np.int32), devices, split)

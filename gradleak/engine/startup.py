@@ -1,14 +1,22 @@
 """How JAX runs in this process; the programs of `launch/` begin with it, and so may a script of your own."""
 
+import math
 import os
+from typing import Annotated
 
 import jax
 
 from gradleak.core import errors
+from gradleak.core.settings import Range, ranged
 from gradleak.engine import ahead
 
+_LEAST = 2  # CPU devices: programs of a single one have other bits, see `engine.groups.place`
 
-def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool | None = None) -> None:
+
+@ranged
+def configure(
+  *, cache: str | None = '~/.cache/gradleak', x64: bool | None = None, cores: Annotated[int | None, Range(1)] = None
+) -> None:
   """Lets JAX use every core and find again what it has compiled; to be called before anything is computed.
 
   Without it JAX has one CPU device, even with many cores. An attack then runs one group of lanes at a time instead of
@@ -17,12 +25,15 @@ def configure(*, cache: str | None = '~/.cache/gradleak', x64: bool | None = Non
   Args:
     cache: folder of JAX's persistent compilation cache; `None` or '' for none.
     x64: whether 64-bit numbers are allowed, for closed forms; `None` leaves JAX's own setting.
+    cores: how many cores JAX uses, where others use the rest; `None` for all. There are at least two devices: figures
+      are then the same bits for any number of cores.
 
   Raises:
     UsageError: if JAX has already been used in this process, with another number of devices.
   """
+  devices = max(_LEAST, min(cores or math.inf, ahead.cores()))  # lanes are sharded over devices
   try:
-    jax.config.update('jax_num_cpu_devices', ahead.cores())  # lanes are sharded over devices
+    jax.config.update('jax_num_cpu_devices', devices)
   except RuntimeError:
     raise errors.UsageError(
       'JAX has already been used here: call gl.configure() first, before arrays, keys or models are made'

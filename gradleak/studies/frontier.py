@@ -16,6 +16,7 @@ from gradleak import data
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.audit.labelled import Labelled, listed, named_defenses
 from gradleak.audit.result import facts
+from gradleak.audit.run import check_process
 from gradleak.core import errors
 from gradleak.core.settings import setting
 from gradleak.core.storage import (
@@ -162,7 +163,7 @@ class Task:
     partition: an array of sample numbers for each client.
     settings, local: the `FrontierSettings` and `ClientSettings`.
     config: what identifies the run, plain JSON.
-    group_size, progress: as `frontier` takes them.
+    group_size, process, progress: as `frontier` takes them.
   """
 
   key: jax.Array
@@ -177,6 +178,7 @@ class Task:
   local: ClientSettings
   config: dict
   group_size: int | None
+  process: tuple[int, int]
   progress: str
 
   def federation(self, bound: Bound) -> simulation.Federation:
@@ -268,11 +270,12 @@ def frontier(
   config: Mapping | None = None,
   workdir: Any = 'results/frontier',
   group_size: int | None = None,
+  process: tuple[int, int] = (0, 1),
   progress: str = 'auto',
   on_audit: Callable[[AuditResult, Any], None] | None = None,
   modality: Modality = IMAGES,
   **changes: Any,
-) -> Frontier:
+) -> Frontier | None:
   """Trains a federation under each defense, and attacks the uploads of clients of one sample.
 
   `gradleak.report.write` makes a page of the result.
@@ -292,6 +295,8 @@ def frontier(
     config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
     workdir: a folder for rounds, audits and checkpoints; a run that was stopped goes on from there.
     group_size: clients that share one pass; changes speed, and bits.
+    process: (rank, number) of this process among several that share the defenses and the trials. It returns None; the
+      call without it, after all of them, finds what they did.
     progress: 'auto', 'bar', 'lines' or 'none'.
     on_audit: called with (`AuditResult`, its folder) after each audit.
     modality: what a sample is, as `scenario` takes it.
@@ -323,15 +328,25 @@ def frontier(
     **modality.recorded,
     **modality.describe(train[0]),
   }
-  task = Task(key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, progress)
+  attacks = listed(() if attacks is None else attacks)
+  task = Task(
+    key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, process, progress
+  )
   bound = [Labelled(label, bind(defense, task.context)) for label, defense in named_defenses(defenses)]
+  return _run(task, bound, attacks, _before(task, bound, attacks), errors.check_path('workdir', workdir), on_audit)
+
+
+def _before(task: Task, bound: list[Labelled], attacks: Any) -> Scenario | None:
+  """Returns the scenario before the first round, None without attacks; raises for what cannot be run."""
+  given = task.settings
+  check_process(task.process, None, max(len(bound), given.trials if attacks else 0), '')
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
-  attacks = listed(() if attacks is None else attacks)
-  before = task.scenario(variables, None) if attacks else None
-  if before is not None:
-    plan(key, before, _defenses(bound), attacks, given.trials, task.audit_settings)  # what cannot be run says so now
-  return _run(task, bound, attacks, before, errors.check_path('workdir', workdir), on_audit)
+  if not attacks:
+    return None
+  before = task.scenario(task.variables, None)
+  plan(task.key, before, _defenses(bound), attacks, given.trials, task.audit_settings)
+  return before
 
 
 def _kinds(task: Task) -> np.ndarray:
@@ -354,11 +369,14 @@ def _run(
   before: Scenario | None,
   folder: pathlib.Path,
   on_audit: Callable | None,
-) -> Frontier:
-  """Trains under each defense, then audits all of them before the first round."""
+) -> Frontier | None:
+  """Trains under each defense, then audits all of them before the first round; returns None of a share."""
   trained, folders, leakage, audits = {}, {}, [], {}
+  rank, number = task.process
 
-  def attacked(scenario_: Scenario, defenses: dict, where: pathlib.Path) -> AuditResult:
+  def attacked(
+    scenario_: Scenario, defenses: dict, where: pathlib.Path, of: tuple[int, int] = (0, 1)
+  ) -> AuditResult | None:
     result = audit(
       task.key,
       scenario_,
@@ -367,27 +385,35 @@ def _run(
       task.settings.trials,
       settings=task.audit_settings,
       workdir=where,
+      process=of,
       progress=task.progress,
     )
-    assert result is not None  # this process runs all of it
-    if on_audit is not None:
+    if on_audit is not None and result is not None:
       on_audit(result, where)
     return result
 
-  for number, one in enumerate(bound):
+  for index, one in enumerate(bound):
+    if index % number != rank:
+      continue
     if len(bound) > 1 and task.progress != 'none':
-      print(f'{one.label}, {number + 1} of {len(bound)}', file=sys.stderr, flush=True)
-    folders[one.label] = folder_name(number, one.label)
+      print(f'{one.label}, {index + 1} of {len(bound)}', file=sys.stderr, flush=True)
+    folders[one.label] = folder_name(index, one.label)
     place_ = folder / folders[one.label]
     after = _after_rounds(task, one, place_, attacked) if before is not None else None
     trained[one.label] = _train(task, one, place_, after)
     for leak in _remembered(place_):
       leakage.append(leak._replace(defense=one.label))
       audits[f'{one.label}, after round {leak.round}'] = f'{place_.name}/audit-{leak.round:05}'
+  if number > 1:
+    sharing = min(number, task.settings.trials)
+    if before is not None and rank < sharing:
+      attacked(before, _defenses(bound), folder / 'audit', (rank, sharing))
+    return None
   write_atomically(folder / TRAININGS, json.dumps(folders) + '\n')
   rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.client.epochs) for one in bound}}
   if before is not None:
     result = attacked(before, _defenses(bound), folder / 'audit')
+    assert result is not None  # this process has run what was missing
     rows, methods = result.rows, result.methods
     first = [Leak(one.label, 0, [row for row in rows if row['defense'] == one.label]) for one in bound]
     leakage = [*first, *leakage] if task.settings.attack_every else []
@@ -473,6 +499,7 @@ def _after_rounds(task: Task, one: Labelled, folder: pathlib.Path, attacked: Cal
       return
     current = task.scenario(state.variables, task.variables)
     result = attacked(current, {one.label: one.method.defense}, folder / f'audit-{number:05}')
+    assert result is not None  # the process that trains runs all of it
     _remember(folder, Leak(one.label, number, result.rows))
 
   return after

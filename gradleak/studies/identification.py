@@ -31,7 +31,7 @@ from gradleak import metrics
 from gradleak.adaptive import likelihood
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, named_defenses, text
-from gradleak.audit.run import check_group_size
+from gradleak.audit.run import check_group_size, check_process
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.audit.uploads import Send, uploads
@@ -196,9 +196,10 @@ def identify(
   settings: IdentificationSettings | None = None,
   workdir: Any = None,
   group_size: int | None = None,
+  process: tuple[int, int] = (0, 1),
   progress: str | Callable = 'auto',
   **changes: Any,
-) -> Identification:
+) -> Identification | None:
   """Ranks a list of candidates by how likely each is behind an upload, under each defense.
 
   Uploads are those of an audit with the same key. The list holds the private samples, and then the gallery's, whose
@@ -212,8 +213,12 @@ def identify(
     settings: `IdentificationSettings`; each may also be given as a keyword argument.
     workdir: a folder for results; a run that was killed goes on with the defense where it stopped.
     group_size: candidates that are simulated in one pass; None takes a measured default.
+    process: (rank, number) of this process among several that share the defenses and the work directory.
     progress: 'auto', 'bar', 'lines' or 'none'.
     **changes: fields of `IdentificationSettings`.
+
+  Returns:
+    An `Identification`; None while parts of other processes are missing.
 
   Raises:
     UsageError: for settings that cannot be run; for a gallery without labels where they are to be known; for a batch
@@ -233,31 +238,48 @@ def identify(
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   check_group_size(group_size)
+  check_process(process, None, num_trials, workdir)
   show = progress if progress is None or callable(progress) else reporter(progress)
   size = driver.default_group_size(scenario.variables, 1) if group_size is None else group_size
   started, tables = time.monotonic(), {name: [] for name in _FILES}
-  with alone(workdir):
-    store = None if workdir is None else Workdir(workdir, config, {'group_size': size})
+  with alone(workdir, process):
+    store = None if workdir is None else Workdir(workdir, config, {'group_size': size}, process[1] > 1)
     run = _Run(key, scenario, given, listed, num_trials, size, show)
     try:
-      for name, alter in copies.items():
-        for one in chosen:
-          part = f'{name}-{digest({"defense": text(one), "label": one.label})[:8]}'
-          known = None if store is None else store.load_part(part)
-          if known is None:
-            found = run.under(one, name, alter)
-            known = [{**row, 'kind': kind} for kind, each in zip(_FILES, found, strict=True) for row in each], {}
-            if store is not None:
-              store.save_part(part, *known)
-          for row in known[0]:
-            tables[row.pop('kind')].append(row)
+      rows = _all(run, store, [(one, name, alter) for name, alter in copies.items() for one in chosen], process)
     finally:
       end(show)
+    if rows is None:
+      return None
+    for row in rows:
+      tables[row.pop('kind')].append(row)
     described = {**config, 'defenses': {one.label: str(one.method) for one in chosen}}
     made = Identification(described, **tables, seconds=time.monotonic() - started)
     if store is not None:
       _write(store.path, made)
   return made
+
+
+def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[int, int]) -> list[dict] | None:
+  """Returns the rows of all parts, stored or run now; None while one is missing, whose turn is another process's."""
+  names = [f'{name}-{digest({"defense": text(one), "label": one.label})[:8]}' for one, name, _ in parts]
+  found: dict[str, list[dict]] = {}
+  for number, name in enumerate(names):
+    known = None if store is None else store.load_part(name)
+    if known is not None:
+      found[name] = known[0]
+    elif number % process[1] == process[0]:
+      tables = zip(_FILES, run.under(*parts[number]), strict=True)
+      found[name] = [{**row, 'kind': kind} for kind, each in tables for row in each]
+      if store is not None:
+        store.save_part(name, found[name], {})
+  for name in names:
+    if name not in found:  # perhaps it has come in the meantime
+      known = None if store is None else store.load_part(name)
+      if known is None:
+        return None
+      found[name] = known[0]
+  return [row for name in names for row in found[name]]
 
 
 def load(workdir: Any) -> Identification:

@@ -13,7 +13,7 @@ from scipy import stats
 import gradleak as gl
 from gradleak import report
 from gradleak.audit.verdict import VERDICTS
-from gradleak.core import statistics, storage
+from gradleak.core import errors, statistics, storage
 from gradleak.defenses import Mechanism
 from gradleak.studies.autoleak import baseline, bounds, ensemble, leaderboard, rankings
 from tests.report.parsing import Page
@@ -182,6 +182,18 @@ def test_a_list_without_labels_is_ranked_by_every_label(scenario):
   both.rank(ensemble.Ranking('likelihood'))
   (entry,) = both.stages
   assert not both.ranked and "labels='unknown' is for one sample" in entry['left_out']['likelihood']
+
+
+def test_a_folder_that_cannot_be_used_is_not_taken_for_a_ranking_that_does_not_apply(scenario, monkeypatch):
+  """The lock of a process that was lost may last a while: to go on without the ranking would give other verdicts."""
+
+  def held(*given, **settings):
+    raise errors.FolderError('the work directory is in use by another process')
+
+  monkeypatch.setattr(MODULE, 'identify', held)
+  run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none')
+  with pytest.raises(errors.FolderError):
+    run_of.rank(ensemble.Ranking('likelihood'))
 
 
 def test_what_shows_without_any_upload(scenario):

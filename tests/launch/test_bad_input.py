@@ -131,7 +131,7 @@ CASES = [
   ('--trails=3', "Unknown command line flag 'trails'", 'trials'),
   ('digits', "unexpected argument 'digits'", '--flag=value'),
   # the work directory
-  ('--processes=2', '--process and --processes belong to --distributed', 'launch/sweep.py'),
+  ('--processes=2', '--process and --processes belong together'),
   ('--distributed=localhost:1', 'needs --process and --processes'),
   ('--distributed=localhost:1 --process=2 --processes=2', 'process is 2', 'in [0, 1]'),
   ('--workdir={here}/file', 'cannot use the work directory {here}/file: Not a directory'),

@@ -17,6 +17,7 @@ import numpy as np
 from gradleak.audit import AuditResult, audit, plan
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import frame
+from gradleak.audit.run import check_process
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.verdict import LEVELS, worst
 from gradleak.core import errors
@@ -132,8 +133,9 @@ def autoleak(
   staged: bool = True,
   malicious: bool = True,
   workdir: Any = None,
+  process: tuple[int, int] = (0, 1),
   progress: str | Callable = 'auto',
-) -> AutoLeak:
+) -> AutoLeak | None:
   """Runs the ensemble against defenses and returns the worst that it sees of each sample.
 
   There is nothing to choose but what is audited: attacks, steps, restarts, control runs and adaptive attacks are those
@@ -149,7 +151,12 @@ def autoleak(
     staged: whether samples that are exact already are left out of later stages; False runs everything on all of them.
     malicious: whether servers that modify the model are run, too; they are counted apart.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
+    process: (rank, number) of this process among several that share the work and the work directory.
     progress: 'auto', 'bar', 'lines' or 'none', or a callback, see `gradleak.audit`.
+
+  Returns:
+    An `AutoLeak`. None where the next stage waits for shares of other processes: this one is to be called again when
+    they are done.
 
   Raises:
     UsageError: for settings that cannot be run.
@@ -163,14 +170,15 @@ def autoleak(
   if not any(one.label == 'none' for one in chosen):
     chosen = [*named_defenses([None]), *chosen]
   given = {one.label: None if one.label == 'none' else one.method for one in chosen}
-  run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress)
+  check_process(process, None, num_trials, workdir)
+  run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress, process)
   started = time.monotonic()
   try:
     for stage in _stages(scenario):
-      if isinstance(stage, Ranking):
-        run.rank(stage)
-      elif stage.honest or malicious:
-        run.attack(stage)
+      if isinstance(stage, Stage) and not (stage.honest or malicious):
+        continue
+      if not (run.rank(stage) if isinstance(stage, Ranking) else run.attack(stage)):
+        return None
   finally:
     end(run.show)
   return run.result(time.monotonic() - started)
@@ -197,17 +205,18 @@ class _Run:
     staged: bool,
     workdir: Any,
     progress: str | Callable,
+    process: tuple[int, int] = (0, 1),
   ):
     self.key, self.scenario, self.defenses, self.num_trials = key, scenario, defenses, num_trials
-    self.batch_size, self.staged = batch_size, staged
+    self.batch_size, self.staged, self.process = batch_size, staged, process
     self.show = progress if progress is None or callable(progress) else reporter(progress)
     self.folder = None if workdir is None else made_folder(workdir)
     self.audits: dict[str, AuditResult] = {}
     self.ranked: list[Ranked] = []
     self.stages: list[dict[str, Any]] = []
 
-  def attack(self, stage: Stage) -> None:
-    """Runs a stage on what no earlier one has broken."""
+  def attack(self, stage: Stage) -> bool:
+    """Runs a stage on what no earlier one has broken; returns whether all processes have."""
     settings = AuditSettings(
       batch_size=self.batch_size, restarts=stage.restarts, rounds=stage.rounds, labels='known', controls=CONTROLS
     )
@@ -217,7 +226,7 @@ class _Run:
     entry = self._entry(stage, targets, honest=stage.honest, attacks=[str(attack) for attack in attacks])
     entry |= {'left_out': left_out, 'skipped': skipped}
     if not attacks or not entry['targets']:
-      return
+      return True
     note(self.show, f'stage “{stage.name}”: {entry["targets"]} of {entry["all_targets"]} uploads are attacked')
     found = audit(
       self.key,
@@ -228,14 +237,17 @@ class _Run:
       settings=settings,
       only=targets,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
+      process=self.process,
       progress='none' if self.show is None else self.show,
     )
-    assert found is not None  # this is the only process
+    if found is None:
+      return False
     entry['seconds'] = found.seconds
     self.audits[stage.name] = found
+    return True
 
-  def rank(self, stage: Ranking) -> None:
-    """Ranks the candidates of the defenses under which not all trials are re-identified yet."""
+  def rank(self, stage: Ranking) -> bool:
+    """Ranks the candidates of the defenses under which not all trials are re-identified yet; returns as `attack`."""
     skipped = self._skipped(stage)
     wanted = [
       label
@@ -246,17 +258,22 @@ class _Run:
     entry = self._entry(stage, dict.fromkeys(wanted, range(self.num_trials)), honest=True, attacks=['likelihood'])
     entry['skipped'] = skipped
     if not wanted:
-      return
+      return True
     note(self.show, f'stage “{stage.name}”: the candidates of {entry["targets"]} uploads are ranked')
     try:
       found = self._identified(stage, wanted)
+    except errors.FolderError:
+      raise
     except errors.UsageError as error:
       entry.update(targets=0, attacks=[], left_out={'likelihood': str(error)})
-      return
+      return True
+    if found is None:
+      return False
     entry['seconds'] = found.seconds
     self.ranked += ranked(stage.name, found, self.batch_size)
+    return True
 
-  def _identified(self, stage: Ranking, wanted: list[str]) -> Identification:
+  def _identified(self, stage: Ranking, wanted: list[str]) -> Identification | None:
     return identify(
       self.key,
       self.scenario,
@@ -268,6 +285,7 @@ class _Run:
       labels='known' if np.all(self.scenario.gallery.targets >= 0) else 'unknown',
       controls=CONTROLS,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
+      process=self.process,
       progress='none' if self.show is None else self.show,
     )
 
