@@ -1,6 +1,7 @@
 """A captured update: read from any format, attacked without a truth, and described in words that claim no more."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import runpy
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
 SHAPE = (8, 8, 1)
 
 
+@functools.cache
+def sending(client):
+  return jax.jit(client.local_update)
+
+
 class Case:
   """A model with its variables and clients' updates on real digits."""
 
@@ -32,7 +38,7 @@ class Case:
 
   def update(self, number=1, client=None):
     """Returns what a client sends of the first images."""
-    send = jax.jit((client or self.client).local_update)
+    send = sending(client or self.client)
     update = send(jax.random.key(3), self.variables, self.samples[:number], self.targets[:number]).update
     return jax.tree.map(np.asarray, update)
 
@@ -198,7 +204,11 @@ def test_the_shape_of_images_is_derived_where_one_fits(dense):
   assert captured.derived_image_shape(dense.model, dense.variables) == SHAPE
 
 
-@pytest.mark.parametrize('attack', [gl.attacks.fidel(), gl.attacks.peeling(), gl.attacks.csdlg_fast()], ids=str)
+@pytest.mark.parametrize(
+  'attack',
+  [gl.attacks.fidel(), gl.attacks.peeling(), pytest.param(gl.attacks.csdlg_fast(), marks=pytest.mark.slow)],
+  ids=str,
+)
 def test_the_finding_is_the_same_at_any_scale(attack, dense, tmp_path):
   update = dense.update()
   (expected,) = dense.attack(update, attacks=[attack]).inversions

@@ -115,6 +115,7 @@ def test_the_folder_is_read_again(result, scenario, tmp_path):
   assert found.rows[0]['nearness'] > 0 and found.config['modality'] == 'circle'
 
 
+@pytest.mark.slow
 def test_a_sweep_over_strengths_runs(scenario, tmp_path):
   defenses = {f'noise {level}': gl.defenses.gaussian(stddev=level) for level in (0.01, 1.0)}
   audits = {'ring': (jax.random.key(2), scenario)}

@@ -18,7 +18,10 @@ from gradleak.audit.lanes import Build
 from gradleak.audit.settings import COUNT, AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
+from gradleak.core.reuse import reusable
+from gradleak.core.trees import Tree
 from gradleak.defenses.defense import bind
+from gradleak.federated.client import Client
 from gradleak.federated.scenario import Scenario
 from gradleak.metrics import perceptual
 
@@ -177,6 +180,12 @@ def _texts(**kinds: list[Labelled]) -> dict:
   return {kind: each for kind, each in told.items() if each}
 
 
+@reusable(64)
+def _sent(client: Client, structure: Any, shapes: tuple) -> Tree:
+  """Returns the shapes of what a client sends, traced once for all attacks."""
+  return jax.eval_shape(client.local_update, *structure.unflatten(shapes))
+
+
 def _trace(group: Group, attack: Labelled) -> None:
   """Traces client and attack on shapes alone, so that what cannot be run says so before anything is compiled."""
   method, client, variables = attack.method, group.client, group.scenario.variables
@@ -189,9 +198,10 @@ def _trace(group: Group, attack: Labelled) -> None:
   if method.prepare is not None and method(client).num_steps:
     return  # what it is made of has to be learned first
   key, samples, targets = jax.random.key(0), group.truth[0], jnp.asarray(group.targets[0])
-  upload = jax.eval_shape(client.local_update, key, variables, samples, targets)
+  leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *given: given, key, variables, samples, targets))
+  upload = _sent(client, structure, tuple(leaves))
   for defense in group.defenses:
-    jax.eval_shape(defense.method.client(client).local_update, key, variables, samples, targets)
+    _sent(defense.method.client(client), structure, tuple(leaves))
   shared = {
     'views': {'update': upload.update, 'weights': None, 'noise': jnp.float32(0), 'clip': jnp.float32(jnp.inf)},
     'targets': jax.eval_shape(lambda x: client.loss.targets.encode(x, client.num_classes, jnp.float32), targets),

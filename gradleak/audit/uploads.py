@@ -148,7 +148,7 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
   shared, calls = _shared(group, variables=group.scenario.variables), []
   for structure in dict.fromkeys(one for one in structures if one is not None):
     chosen = [i for i, other in enumerate(structures) if other == structure]
-    lanes = jax.tree.map(lambda *xs: jnp.concatenate(xs), *(_lanes(group, requests[i]) for i in chosen))
+    lanes = jax.tree.map(_joined, *(_lanes(group, requests[i]) for i in chosen))
     calls.append((chosen, Send.of(requests[chosen[0]].bound, group.client), lanes))
   ahead.together(lambda: (driver.lowered_evaluation(send, shared, lanes, group_size) for _, send, lanes in calls))
   for chosen, send, lanes in calls:
@@ -196,10 +196,16 @@ def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
   names = [
     f'{request.stream} round {i}' if i else request.stream for i in range(first_round, first_round + request.rounds)
   ]
-  keys = jnp.concatenate([folded(group.streams.named(name), np.asarray(request.addresses, np.int32)) for name in names])
+  keys = _joined(*(folded(group.streams.named(name), np.asarray(request.addresses, np.int32)) for name in names))
   count = request.rounds * len(trial)
-  numbers = tuple(jnp.full(count, number, jnp.float32) for number in request.bound.defense.numbers)
-  return {'key': keys, 'trial': jnp.asarray(np.tile(trial, request.rounds)), 'numbers': numbers}
+  numbers = tuple(np.full(count, number, np.float32) for number in request.bound.defense.numbers)
+  return {'key': keys, 'trial': np.tile(trial, request.rounds).astype(np.int32), 'numbers': numbers}
+
+
+def _joined(first: Any, *others: Any) -> Any:
+  """Returns arrays end to end; those of NumPy stay so, which needs no compilation for each number of lanes."""
+  join = np.concatenate if isinstance(first, np.ndarray) else jnp.concatenate
+  return join([first, *others]) if others else first
 
 
 def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **shared: Any) -> Any:
@@ -207,7 +213,7 @@ def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **
 
 
 def _shared(group: Group, **shared: Any) -> dict:
-  return {**shared, 'samples': jnp.asarray(group.truth), 'targets': jnp.asarray(group.targets)}
+  return {**shared, **jax.device_put({'images': group.truth, 'labels': group.targets})}
 
 
 def _served(group: Group, request: _Request, first: Upload, group_size: int) -> tuple[Upload, Tree]:

@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, View
@@ -102,4 +101,4 @@ def stack(found: list[View]) -> dict[str, Tree]:
 
 
 def _stacked(trees_: list) -> Any:
-  return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *trees_)
+  return jax.tree.map(lambda *xs: jax.device_put(np.stack(xs)), *trees_)

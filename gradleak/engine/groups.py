@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -180,11 +181,14 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
       members = jax.tree.map(lambda x: x[i], trees)
       return jax.vmap(lambda *lanes: function(shared, *lanes, *extra))(*members)
 
+    traced, shapes = jax.make_jaxpr(group, return_shape=True)(jnp.int32(0))  # once, and not once more by the loop
+    of_group, structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
+
     def put(i: jax.Array, results: Tree) -> Tree:
-      return jax.tree.map(lambda all_, one: all_.at[i].set(one), results, group(i))
+      return jax.tree.map(lambda all_, one: all_.at[i].set(one), results, structure.unflatten(of_group(i)))
 
     capacity = jax.tree.leaves(trees)[0].shape[0]
-    empty = jax.tree.map(lambda x: jax.lax.full((capacity, *x.shape), 0, x.dtype), jax.eval_shape(group, jnp.int32(0)))
+    empty = jax.tree.map(lambda x: jax.lax.full((capacity, *x.shape), 0, x.dtype), shapes)
     return jax.lax.fori_loop(jnp.int32(0), count[0], put, empty)
 
   def over_lanes(counts: jax.Array, shared: Tree, *arguments: Tree) -> Tree:

@@ -22,7 +22,12 @@ def layer_average(uploads: Upload, weights: jax.Array | None = None) -> Tree:
     UsageError: for anything but an `Upload`.
   """
   errors.check_instance('uploads', uploads, Upload, 'an Upload of stacked leaves')
-  weights = jnp.ones_like(uploads.num_samples) if weights is None else jnp.asarray(weights)
+  return _averaged(uploads, None if weights is None else jnp.asarray(weights))
+
+
+@jax.jit  # one program, in place of one for each operation and shape
+def _averaged(uploads: Upload, weights: jax.Array | None) -> Tree:
+  weights = jnp.ones_like(uploads.num_samples) if weights is None else weights
   weights = weights.astype(jnp.float32)
 
   def average(update: jax.Array, mask: jax.Array) -> jax.Array:

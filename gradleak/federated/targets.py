@@ -103,7 +103,11 @@ def _check_classes(targets: Any, outputs: int) -> None:
 
 
 def _encoded_classes(targets: jax.Array, outputs: int, dtype: Any) -> jax.Array:
-  return targets if _floating(targets) else jax.nn.one_hot(targets, outputs, dtype=dtype)
+  if _floating(targets):
+    return targets
+  if isinstance(targets, np.ndarray):  # nothing is compiled for each number of samples
+    return jax.device_put((targets[..., np.newaxis] == np.arange(outputs)).astype(dtype))
+  return jax.nn.one_hot(targets, outputs, dtype=dtype)
 
 
 def _expected_classes(count: int, outputs: int) -> str:

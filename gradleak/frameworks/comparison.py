@@ -170,12 +170,11 @@ def _quick(
   optimizer = promoting(client.optimizer)
   params, size = variables['params'], settings.local_batch_size or len(samples)
   state = optimizer.init(params)
+  update = optimizer.update if settings.accumulate == 1 else jax.jit(optimizer.update)  # its condition, at each step
   dropped = len(samples) % size if settings.last_batch == 'dropped' else 0
   for start in list(range(0, len(samples) - dropped, size)) * settings.local_epochs:
     part = slice(start, start + size)
-    updates, state = optimizer.update(
-      gradient({**variables, 'params': params}, samples[part], targets[part]), state, params
-    )
+    updates, state = update(gradient({**variables, 'params': params}, samples[part], targets[part]), state, params)
     params = optax.apply_updates(params, updates)
   return jax.device_get(jax.tree.map(lambda a, b: a - b, params, variables['params']))
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.extend.core import jaxpr_as_fun
+from jax.interpreters import partial_eval
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
@@ -477,7 +479,7 @@ def from_flax(
     key, sample_shape = errors.check_key('key', key), check_sample_shape(sample_shape, axes)
     samples = jnp.zeros((1, *sample_shape), dtype)
     made, options = in_mode(False)
-    return dict(made.init(key, normalise(samples), **options))
+    return _alone(lambda key: dict(made.init(key, normalise(samples), **options)), key)
 
   def apply(
     variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None
@@ -533,6 +535,17 @@ def _linen_modes(module: nn.Module) -> Callable[[bool], tuple[nn.Module, dict[st
     return made, modes.values(taken, train)
 
   return in_mode
+
+
+def _alone(function: Callable[[jax.Array], Tree], key: jax.Array) -> Tree:
+  """Returns function(key), to the bit, without the operations that its value does not depend on.
+
+  Flax computes what a network returns while it makes the weights: each operation would be a program of its own.
+  """
+  jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(key)
+  leaves, structure = jax.tree.flatten(shapes)
+  needed, _ = partial_eval.dce_jaxpr(jaxpr.jaxpr, [True] * len(leaves), instantiate=True)
+  return structure.unflatten(jaxpr_as_fun(jaxpr.replace(jaxpr=needed))(key))
 
 
 def _linen_caller(

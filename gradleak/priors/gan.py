@@ -24,10 +24,10 @@ _GRID = 4  # pixels on the longer side before the first doubling, at most
 _SLOPE = 0.2  # of the leaky ReLU
 
 
-def _conv(features: int, size: int = 3, stride: int = 1, name: str | None = None) -> layers.Conv:
+def _conv(features: int, size: int = 3, stride: int = 1) -> layers.Conv:
   padding = size // 2 if stride == 1 else 1
   form = convolution.default_formulation()
-  return layers.Conv(features, size, 'default', stride, padding, form, name=name)
+  return layers.Conv(features, size, 'default', stride, padding, form)
 
 
 class Generator(nn.Module):

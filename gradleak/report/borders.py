@@ -55,7 +55,7 @@ def borders(result: AuditResult, threshold: float) -> list[Border]:
   ]  # fmt: skip
 
 
-def sides(rows: Sequence[dict], border: Border, count: int = SIDE) -> tuple[list[dict], list[dict]]:
+def sides(rows: Sequence[dict], border: Border) -> tuple[list[dict], list[dict]]:
   """Returns the rows just above and just below a border, nearest first, each private image once on a side."""
   found = []
   for belongs in (border.above, border.below):
@@ -63,7 +63,7 @@ def sides(rows: Sequence[dict], border: Border, count: int = SIDE) -> tuple[list
     once: dict[int, dict] = {}
     for row in here:
       once.setdefault(row['trial'], row)
-    found.append(list(once.values())[:count])
+    found.append(list(once.values())[:SIDE])
   return found[0], found[1]
 
 

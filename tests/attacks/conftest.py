@@ -2,14 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradleak import Client, Knowledge, Observation, models
-
-
-@pytest.fixture(scope='session')
-def network():
-  """A LeNet for 8×8 digits and its weights."""
-  model = models.create('lenet', 10)
-  return model, model.init(jax.random.key(0), (8, 8, 1))
+from gradleak import Client, Knowledge, Observation
 
 
 @pytest.fixture(scope='session')

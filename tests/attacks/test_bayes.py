@@ -59,6 +59,7 @@ def test_other_attacks_have_no_such_term():
     terms.addends(dict(terms.summed({'gaussian': 1.0})), jnp.zeros((1, 4, 4, 1)), terms.Given(None, seen), 1.0)
 
 
+@pytest.mark.slow
 def test_under_known_noise_it_sees_digits_that_matching_does_not():
   private, public = gl.data.load('digits', 'test', limit=4), gl.data.load('digits', 'train')
   scenario = gl.scenario(

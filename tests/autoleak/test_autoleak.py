@@ -151,6 +151,23 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
   assert rankings._first(rows, 98, 8) == [], 'of a short list nobody is re-identified'
 
 
+@pytest.mark.parametrize(
+  ('defense', 'random', 'gaussian'),
+  [
+    (gl.defenses.prune(rate=0.5), False, False),
+    (gl.defenses.gaussian(stddev=30.0), True, True),
+    (gl.defenses.laplace(scale=0.1), True, False),
+    (gl.defenses.outpost(), True, False),
+  ],
+  ids=str,
+)
+def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, random, gaussian):
+  bound = gl.defenses.bind(defense, scenario.context)
+  assert (ensemble.repeats(bound, scenario.context, 1) == '') == random
+  assert (ensemble.known_noise(bound, scenario.context, 1) == '') == gaussian
+
+
+@pytest.mark.slow
 def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenario, tmp_path):
   """Noise hides the original from one upload, eight are read of random defenses alone, and what is known is skipped."""
   stages = (

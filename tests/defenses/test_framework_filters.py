@@ -1,5 +1,6 @@
 """Filters of federated-learning frameworks against their algorithms in NumPy."""
 
+import functools
 import math
 
 import jax
@@ -186,7 +187,12 @@ def clipped_mean(uploads, weights, norm):
 def served(defense, uploads, weights, state=None, key=KEY):
   mean = jax.tree.map(lambda u: jnp.tensordot(weights, u, 1), uploads)
   state = defense.init(mean) if state is None else state
-  return jax.jit(lambda state: defense.update(mean, state, key=key, uploads=uploads, weights=weights))(state)
+  return _update(defense)(mean, state, key=key, uploads=uploads, weights=weights)
+
+
+@functools.cache
+def _update(defense):
+  return jax.jit(defense.update)
 
 
 def test_the_server_clips_each_upload_and_divides_the_noise_by_the_clients():

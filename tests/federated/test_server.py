@@ -62,6 +62,14 @@ def test_it_is_the_plain_mean_where_everything_is_sent(uploads):
   jax.tree.map(lambda x, u: np.testing.assert_allclose(x, u.mean(0), atol=1e-6), mean, uploads.update)
 
 
+def test_what_no_client_sent_is_not_read(uploads):
+  """Entries that a mask leaves out, and clients of weight 0, may hold anything."""
+  mask, update = uploads.mask, dict(uploads.update)
+  update['dropped'] = np.full_like(update['dropped'], np.nan)
+  mean = layer_average(Upload(update, mask, uploads.num_samples))
+  np.testing.assert_array_equal(mean['dropped'], 0)
+
+
 def test_dtypes_stay(uploads):
   update = jax.tree.map(lambda u: jnp.asarray(u, jnp.bfloat16), uploads.update)
   mean = layer_average(Upload(update, uploads.mask, uploads.num_samples))

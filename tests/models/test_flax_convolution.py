@@ -58,7 +58,7 @@ def test_a_convolution_of_flax_has_the_same_values_at_every_order(name):
     return module.apply({'params': params}, x)
 
   np.testing.assert_allclose(ours(variables['params'], x[0]), theirs(variables['params'], x[0]), atol=2e-6)
-  found, wanted = (matching(apply, variables['params'], x) for apply in (ours, theirs))
+  found, wanted = (jax.jit(matching, static_argnums=0)(apply, variables['params'], x) for apply in (ours, theirs))
   np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5 * float(jnp.max(jnp.abs(wanted))))
   native = 'conv_general_dilated' in str(jax.make_jaxpr(ours)(variables['params'], x[0]))
   assert native == (name == 'spread')

@@ -373,6 +373,20 @@ def test_from_flax_is_the_users_function(own):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected)
 
 
+def test_weights_are_those_of_flax_without_what_the_network_returns():
+  model, images, key = models.from_flax(Own()), np.zeros((1, 8, 8, 1), np.float32), jax.random.key(3)
+  found, expected = model.init(key, (8, 8, 1)), Own().init(key, images, False)
+  assert jax.tree.structure(found) == jax.tree.structure(dict(expected))
+  jax.tree.map(np.testing.assert_array_equal, found, dict(expected))
+  assert 'conv_general_dilated' in str(jax.make_jaxpr(lambda key: Own().init(key, images, False))(key))
+  assert not {'conv_general_dilated', 'dot_general'} & set(operations(lambda key: model.init(key, (8, 8, 1)), key))
+
+
+def operations(function, *arguments):
+  """Returns the names of the operations of a function, without those within others."""
+  return [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns]
+
+
 def test_from_flax_has_no_dropout_without_a_key(own):
   model, variables, images = own
   apply = jax.jit(lambda key: model.apply(variables, images, True, key)[0])

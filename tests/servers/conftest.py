@@ -1,15 +1,6 @@
 import jax
 import pytest
 
-from gradleak import models
-
-
-@pytest.fixture(scope='session')
-def network():
-  """A LeNet for 8×8 digits and its weights."""
-  model = models.create('lenet', 10)
-  return model, model.init(jax.random.key(0), (8, 8, 1))
-
 
 @pytest.fixture(scope='session')
 def prepared():
