@@ -38,7 +38,7 @@ with _program.group('client'):
   _GIVEN.settings(gl.ClientSettings)
   _GIVEN.string('defense', 'none', "What the client is known to use, such as 'clip(norm=1)+gaussian(stddev=0.01)'.")
 with _program.group('attacker'):
-  published = 'As in launch/audit.py; by default ladder, and those of fidel and peeling that read the network.'
+  published = 'As in launch/audit.py; by default ladder or annealed, and fidel and peeling where they read the network.'
   _GIVEN.shared('attacks', attacks=('', published))
   _GIVEN.string(
     'labels', '', "Of the private samples: '3;5', inferred, optimised, or a label rule; as published by default."
@@ -71,7 +71,7 @@ def main(argv):
     returned,
     model,
     variables,
-    sent=variables if _GIVEN.returned else None,
+    sent=weights if _GIVEN.returned else None,
     sample_shape=shape,
     names=_names(_GIVEN.names),
     partial=_GIVEN.partial,

@@ -22,6 +22,7 @@ from gradleak.attacks.linear import linear
 from gradleak.attacks.matching import gradient_matching
 from gradleak.attacks.peeling import peeling
 from gradleak.attacks.presets import (
+  annealed,
   cinet,
   csdlg,
   csdlg_fast,
@@ -52,6 +53,7 @@ REGISTRY = {
   'gia': gia,
   'gs': gs,
   'ladder': ladder,
+  'annealed': annealed,
   'prefix': prefix,
   'cinet': cinet,
   'magia': magia,
@@ -80,6 +82,7 @@ __all__ = [
   'Attack',
   'AttackMethod',
   'Reconstruction',
+  'annealed',
   'april',
   'as_attack',
   'attack',

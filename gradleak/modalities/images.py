@@ -220,6 +220,6 @@ IMAGES = modality(
     words=WORDS,
     shaped=shaped,
     settle=lambda images: jnp.clip(images, 0.0, 1.0),
-    terms=frozenset({'tv', 'prior', 'group', 'order', 'denoising'}),
+    terms=frozenset({'tv', 'colour', 'prior', 'group', 'order', 'denoising'}),
   )
 )

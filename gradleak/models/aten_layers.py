@@ -139,8 +139,7 @@ def _max_pool(
   lowest = jnp.finfo(images.dtype).min
   images = jnp.pad(images, [(0, 0), *pads, (0, 0)], constant_values=lowest)
   windows = jnp.stack(_windows(images, sizes, strides, dilations, counts), axis=-1)
-  winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), windows.shape[-1], dtype=images.dtype)
-  return Last(jnp.sum(windows * winner, axis=-1)), None
+  return Last(layers.largest(windows)), None
 
 
 @on_maps('avg_pool1d', 'avg_pool2d', 'avg_pool3d')
@@ -201,8 +200,7 @@ def _adaptive_max_pool(run: Run, x: Any, size: Any) -> Any:
   found = []
   for window in itertools.product(*places):
     part = images[(slice(None), *(slice(one.start, one.stop) for one in window))].reshape(len(images), -1, x.shape[1])
-    winner = jax.nn.one_hot(jnp.argmax(part, axis=1), part.shape[1], axis=1, dtype=part.dtype)
-    found.append(jnp.sum(part * winner, axis=1))
+    found.append(layers.largest(jnp.swapaxes(part, 1, 2)))
   return Last(jnp.stack(found, 1).reshape(len(images), *map(len, places), x.shape[1])), None
 
 

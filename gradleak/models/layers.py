@@ -102,19 +102,28 @@ class Dense(nn.Module):
     return inputs @ kernel + bias.reshape(*[1] * (inputs.ndim - 1), -1)
 
 
+@jax.jit
+def largest(windows: jax.Array) -> jax.Array:
+  """Returns the maximum along the last axis, whose first place gets the whole gradient.
+
+  The gradient of `jnp.max` would compare the entries with the maximum again. If XLA recomputes them with different
+  rounding, none equals it, and the gradient is 0/0. It is compiled by its name, by which `soft_slopes` knows it.
+  """
+  winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), windows.shape[-1], dtype=windows.dtype)
+  return jnp.sum(windows * winner, axis=-1)
+
+
 def max_pool(images: jax.Array, size: int) -> jax.Array:
   """Returns non-overlapping max pooling [N, H // size, W // size, C]; remaining rows and columns are dropped.
 
-  The first maximum of each window gets the whole gradient. The gradient of `jnp.max` would compare the pixels with the
-  maximum again. If XLA recomputes them with different rounding, none equals it, and the gradient is 0/0.
+  The first maximum of each window gets the whole gradient.
   """
   batch, height, width, channels = images.shape
   height, width = height // size, width // size
   images = images[:, : height * size, : width * size]
   windows = images.reshape(batch, height, size, width, size, channels).transpose(0, 1, 3, 5, 2, 4)
   windows = windows.reshape(batch, height, width, channels, size * size)
-  winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), size * size, dtype=images.dtype)
-  return jnp.sum(windows * winner, axis=-1)
+  return largest(windows)
 
 
 def overlapping_max_pool(images: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
@@ -129,8 +138,7 @@ def overlapping_max_pool(images: jax.Array, size: int, stride: int, padding: int
   windows = jnp.stack(
     [images[:, i : i + height : stride, j : j + width : stride] for i in range(size) for j in range(size)], axis=-1
   )
-  winner = jax.nn.one_hot(jnp.argmax(windows, axis=-1), size * size, dtype=images.dtype)
-  return jnp.sum(windows * winner, axis=-1)
+  return largest(windows)
 
 
 def flatten(images: jax.Array) -> jax.Array:

@@ -59,6 +59,7 @@ MATCHING = {
   'seeds': 0,
   'partial': 1.1,
   'sharpness': -0.1,
+  'softness': 0.0,
   'generator': 'untraned',
   'subset': 0,
   'subset_weight': 1.1,
@@ -86,6 +87,13 @@ ROWS = {
     {name: value for name, value in RATE.items() if name != 'tv'}
     | {'lowest': 0.0, 'highest': -1.0, 'rungs': 1, 'slack': 0.5, 'descent': 0.5},
     DIRECTION,
+  ),
+  'annealed': Row(
+    {**SHORT, 'rungs': 2},
+    {name: value for name, value in RATE.items() if name not in ('tv', 'colour')}
+    | {'lowest': 0.0, 'highest': -1.0, 'rungs': 1, 'slack': 0.5, 'descent': 0.5},
+    DIRECTION,
+    like='ladder',
   ),
   'cinet': Row(SMALL, {**MADE, 'distance': 'cosin', 'gradient': 'signed'}, DIRECTION, like='csdlg'),
   'magia': Row(SHORTER, LBFGS, (*DIRECTION, 'clip'), like='dlg'),

@@ -20,7 +20,7 @@ from gradleak.attacks.matching import ghost, prefix
 from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, classes_of, labels_of, starting_labels
-from gradleak.attacks.matching.simulation import Simulation, joined, reverse
+from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse
 from gradleak.attacks.matching.subsets import Subsets
 from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, summed
 from gradleak.core import errors, trees
@@ -137,9 +137,9 @@ class Matching:
     observation: Observation,
     samples: jax.Array,
     targets: jax.Array,
+    count: jax.Array | int = 0,
     decoys: jax.Array | None = None,
     place: jax.Array | None = None,
-    count: jax.Array | int = 0,
   ) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) of one seed, at samples and targets (probabilities); terms do not see the labels.
 
@@ -147,21 +147,23 @@ class Matching:
       observation: the `Observation`.
       samples: [copies · N, …], N for each epoch that has dummy samples of its own.
       targets: [N, classes], and behind them those of the decoys.
+      count: steps done, which decide the derivatives of the network, see `Simulation.softly`.
       decoys: further samples that the client is simulated on, or None.
       place: of the surrogate model, or None.
-      count: steps done.
     """
     targets = jnp.tile(targets, (self.copies, *[1] * (targets.ndim - 1)))
+    client = self.simulation.softly(self.client, count, self.steps)
     if self.comparison.measure.between is None:
       layers = models.require(self.client.model, 'layers')(observation.batch_shape[1:])
-      apart = prefix.distance(self.client, layers, observation, samples)
+      apart = prefix.distance(client, layers, observation, samples)
     else:
       everything = samples if decoys is None else jnp.concatenate([samples, decoys])
-      apart = self.apart(observation, everything, targets, place)
+      apart = self.apart(client, observation, everything, targets, place)
     return self.added(apart, observation, samples, count), apart
 
   def apart(
     self,
+    client: Client,
     observation: Observation,
     samples: jax.Array,
     targets: jax.Array,
@@ -170,15 +172,15 @@ class Matching:
     """Returns the distance between what the client would send of these samples and what was observed, weighed."""
     sample_shape, simulation = observation.batch_shape[1:], self.simulation
     observed = weighed(observation.update, observation)
-    weights = layer_weights(self.client.model, observation.update, sample_shape, self.comparison.layer_weighting)
+    weights = layer_weights(client.model, observation.update, sample_shape, self.comparison.layer_weighting)
     variables = simulation.model(observation, place)
     if self.by_products(observation, samples, targets):
       towards = reverse(observed) if simulation.takes_gradient() else observed
-      return ghost.cosine(ghost.products(self.client.gradient, towards, variables, samples, targets, weights=weights))
-    update = simulation.update(self.client, variables, samples, targets)
+      return ghost.cosine(ghost.products(client.gradient, towards, variables, samples, targets, weights=weights))
+    update = simulation.update(client, variables, samples, targets)
     measure, options = self.comparison.measure, {}
     if measure.layers:
-      options['layers'] = models.require(self.client.model, 'layers')(sample_shape)
+      options['layers'] = models.require(client.model, 'layers')(sample_shape)
     assert measure.between is not None  # `losses` computes that of 'prefix'
     return measure.between(weighed(clipped(update, observation), observation), observed, weights, **options)
 
@@ -209,7 +211,7 @@ class Matching:
     dummy, samples, targets = self.shown(dummy, state, observation)
 
     def of(seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-      return self.losses(observation, seed, targets, dummy.get('decoys'), dummy.get('place'), state.count)
+      return self.losses(observation, seed, targets, state.count, dummy.get('decoys'), dummy.get('place'))
 
     objective, apart = self.samples.each(of, samples)
     if self.samples.seeds == 1:
@@ -227,13 +229,14 @@ class Matching:
     if self.subsets is None:
       return objective, (objective, apart)
     dummy, samples, targets = self.shown(dummy, state, observation)
+    client = self.simulation.softly(self.client, state.count, self.steps)
 
     def distance(weights: jax.Array) -> jax.Array:
       chosen = targets * weights.astype(targets.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
 
       def of(seed: jax.Array) -> jax.Array:
         everything = jnp.concatenate([seed, dummy['decoys']]) if 'decoys' in dummy else seed
-        return self.apart(observation, everything, chosen, dummy.get('place'))
+        return self.apart(client, observation, everything, chosen, dummy.get('place'))
 
       found = self.samples.each(of, samples)
       return jnp.mean(found) if found.ndim else found
@@ -280,10 +283,22 @@ class Matching:
     return self.comparison.compared(self.comparison.without(observation, self.form.silent), thresholds)
 
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
-    """Returns `best`, with the point of `state` considered; what has finished stays as it is."""
-    arrived = self.comparison.arrived(state.best[2], observation)
-    improved = (objective < state.best[1]) & ~arrived & (state.diverged_step < 0)
+    """Returns `best`, with the point of `state` considered; what has finished stays as it is.
+
+    Objectives of different softness are not compared: until it has fallen, the last point is the best.
+    """
+    lower = (objective < state.best[1]) | (self.soft(state.count) & jnp.isfinite(objective))
+    improved = lower & ~self.arrived(state, observation) & (state.diverged_step < 0)
     return jax.tree.map(functools.partial(jnp.where, improved), (state.dummy, objective, apart), state.best)
+
+  def soft(self, count: jax.Array) -> jax.Array | bool:
+    """Returns whether the softness of the derivatives still falls after so many steps."""
+    return self.simulation.softness is not None and count < int(FALL * self.steps)
+
+  def arrived(self, state: MatchState, observation: Observation) -> jax.Array:
+    """Returns whether the search has come to the distance at which it ends."""
+    ended = self.comparison.arrived(state.best[2], observation)
+    return ended if self.simulation.softness is None else ended & ~self.soft(state.count)
 
   def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
     """Returns the state after one evaluation and update, and what is reported."""
@@ -301,7 +316,7 @@ class Matching:
     # A line search may try a point that is not finite and come back; the start and the point it goes to must be finite.
     known = functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(made)])
     finite = known & (jnp.isfinite(objective) | ~first)
-    arrived = self.comparison.arrived(state.best[2], observation)
+    arrived = self.arrived(state, observation)
     done = (state.diverged_step >= 0) | arrived  # its group may still be at work
     diverged = jnp.where(done | finite, state.diverged_step, state.count)
     state = state._replace(
@@ -312,7 +327,7 @@ class Matching:
       objective_start=jnp.where(first, objective, state.objective_start),
       diverged_step=diverged,
     )
-    ended = self.comparison.arrived(state.best[2], observation)
+    ended = self.arrived(state, observation)
     reported = jnp.where(jnp.isfinite(objective) & ~ended, objective, state.best[1])
     info = {'objective': jnp.where(diverged >= 0, jnp.nan, reported), 'finished': ended | (diverged >= 0)}
     return state, info
@@ -351,7 +366,8 @@ class Matching:
     if self.samples.seeds == 1:
       return samples
     targets = labels_of(dummy, state.targets, self.client.loss.targets.relax)
-    apart = jax.vmap(lambda seed: self.losses(observation, seed, targets, None, dummy.get('place'))[1])(samples)
+    place = dummy.get('place')
+    apart = jax.vmap(lambda seed: self.losses(observation, seed, targets, self.steps, None, place)[1])(samples)
     return samples[jnp.argmin(apart)]
 
   def objective(self, observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
@@ -364,9 +380,8 @@ class Matching:
     observation = self.compared(observation, self.comparison.thresholds(observation))
     samples = self.form.relaxed(samples, observation.variables)
     last = jnp.int32(self.steps - 1)
-    objective = self.losses(
-      observation, jnp.tile(samples, (self.copies, *[1] * (samples.ndim - 1))), targets, count=last
-    )[0]
+    tiled = jnp.tile(samples, (self.copies, *[1] * (samples.ndim - 1)))
+    objective, _ = self.losses(observation, tiled, targets, last)
     return self.added(objective, observation, samples[None], last, together=True)
 
 

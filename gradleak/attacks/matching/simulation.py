@@ -19,10 +19,14 @@ from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.response import slopes
+from gradleak.models.soft_slopes import soft_slopes
 from gradleak.threat import Observation
 
 MATCHES = ('client', 'approximation', 'surrogate', 'sign')
 ORDERS = ('known', 'free')
+
+# When the softness has fallen, as a fraction of the steps, and to which fraction of the first one.
+FALL, SHARP = 0.8, 1e-2
 
 # A step of an optimizer for pixels moves the point between the two models by this much: 1e-3 at csdlg's rate of 0.1.
 _POINT = 1e-2
@@ -39,6 +43,7 @@ class Simulation:
     epochs, batch_size: of local training, as the attacker assumes them; 0 for the client's own.
     rate: assumed learning rate over the client's own; may be traced.
     orders: 'known', or 'free': each epoch has dummy samples of its own.
+    softness: of the derivatives of ReLUs and max pools at the first step, see `softly`; None for those of the network.
   """
 
   match: str = 'client'
@@ -46,6 +51,7 @@ class Simulation:
   batch_size: int = 0
   rate: float | jax.Array = 1.0
   orders: str = 'known'
+  softness: float | None = None
 
   def __post_init__(self) -> None:
     errors.check_choice('match', self.match, MATCHES)
@@ -53,6 +59,8 @@ class Simulation:
     errors.check_number('assumed epochs', self.epochs, low=0, integer=True)
     errors.check_number('assumed batch size', self.batch_size, low=0, integer=True)
     errors.check_number('assumed rate', self.rate, low=1e-6, finite=True)
+    if self.softness is not None:
+      errors.check_number('softness', self.softness, low=1e-6, finite=True)
 
   def check(self, client: Client) -> None:
     """Raises `UsageError` for what a client that shares its gradient has no use for."""
@@ -74,6 +82,18 @@ class Simulation:
   def linear(self, sends_gradient: bool) -> bool:
     """Returns whether a plain gradient is compared; `sends_gradient`: whether the client sends one."""
     return self.takes_gradient() or (sends_gradient and self.match != 'sign')
+
+  def softly(self, client: Client, count: jax.Array | int, steps: int) -> Client:
+    """Returns the client with a network whose derivatives are soft, see `gradleak.models.soft_slopes`.
+
+    The softness falls geometrically to `SHARP` times the first one, over the first `FALL` of the steps. Behind the last
+    step, the derivatives are those of the network.
+    """
+    if self.softness is None:
+      return client
+    done = jnp.asarray(count, jnp.float32) / steps
+    now = jnp.where(done < 1, self.softness * SHARP ** jnp.minimum(done / FALL, 1.0), 0.0)
+    return dataclasses.replace(client, model=soft_slopes(client.model, now))
 
   def trained(self, client: Client) -> Client:
     """Returns the client that the attacker simulates."""

@@ -39,6 +39,7 @@ from gradleak.federated.settings import paired
 from gradleak.federated.targets import CLASSES
 from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, outputs_shape
+from gradleak.models.soft_slopes import has_max_pools
 from gradleak.studies.captured.hints import hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
@@ -56,6 +57,10 @@ __all__ = [
   'read_update',
   'read_weights',
 ]
+
+# Parameters up to which `annealed` takes all its steps, and those up to which its gain was measured. With fewer steps,
+# it takes no longer than `ladder`.
+_SMALL, _MEASURED, _FEWER = 10**5, 10**6, 600
 
 _ATTACKER: dict[str, Any] = {'group': 'attacker', 'integer': True}
 
@@ -130,8 +135,9 @@ def attack(
     model: the `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
     variables: what the client was sent, {'params': …} and with BatchNorm {'batch_stats': …}.
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
-    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, and those of `fidel` and
-      `peeling` that can read this network. For one step of Adam, or values of one size, it is `ladder(match='sign')`.
+    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, or `annealed` for one step of
+      a network with max pools, and `fidel` and `peeling` where they can read the network. For one step of Adam, or
+      values of one size, it is `ladder(match='sign')`.
     sample_shape: (H, W, C); by default derived where only one usual shape fits.
     labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
       By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
@@ -295,7 +301,7 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
   if entries is None:
     optional = [methods.fidel(), methods.peeling()]
     entries = [one for one in optional if _reads(one, key, stand_in, chosen)]
-    descent = methods.ladder(match='sign') if signs else methods.ladder()
+    descent = methods.ladder(match='sign') if signs else _descent(stand_in, chosen.num_samples)
     entries += [] if jax.config.jax_enable_x64 and not signs else [descent]
   named = labelled('attack', entries, as_attack)
   for one in named:
@@ -308,6 +314,16 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
         'client with gradleak.audit and public=(samples, targets)'
       )
   return named
+
+
+def _descent(stand_in: Scenario, number: int) -> AttackMethod:
+  """Returns the search for an update of so many samples: annealed for one step of a network with max pools."""
+  client, variables = stand_in.client, stand_in.variables
+  one_step = client.share == 'gradient' or client.num_steps(number) == 1
+  size = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
+  if one_step and size <= _MEASURED and has_max_pools(client.model, variables, stand_in.samples.shape[1:]):
+    return methods.annealed() if size <= _SMALL else methods.annealed(steps=_FEWER)
+  return methods.ladder()
 
 
 def _reads(method: AttackMethod, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings) -> bool:
