@@ -63,7 +63,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'string', 'csdlg(tv=1e-6)',
     "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, ladder, dga, gia, gs, magia, cinet, ggl, gias, "
     'gifd, pnp, bayes, lti, with settings; closed forms: fidel, peeling, residual_peeling, spear, april; of malicious '
-    'servers: imprint, trap, class_fishing, feature_fishing.',
+    'servers: imprint, trap, class_fishing, feature_fishing, decepticons (texts).',
   ),
   'defenses': (
     'string', 'none',

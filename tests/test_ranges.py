@@ -40,6 +40,7 @@ SEARCH = {'method': 'published|difference', 'multiplier': 'float [1e-06, inf)', 
 INNER = {'inner': 'csdlg|csdlg_fast|gia|gs'}
 MODULE = {'bins': 'int [2, 65536]', 'gain': 'float [1e-06, 1000000.0]'}
 IMPRINT = {**MODULE, 'measurement': 'mean|random', 'quantiles': 'normal|laplace|empirical'}
+DECEPTICONS = {'gain': 'float [1, 1e+08]', 'mark': 'float [0.001, 1]'}
 TRAP = {'variant': 'mirrored|independent|both|soliton_free|soliton_data|qbi', 'scale': FRACTION}
 SPENT = {'delta': 'float [1e-300, 0.999999999999]', 'accountant': 'rdp|pld'}
 SAMPLED = {**SPENT, 'sampling_rate': 'float [1e-12, 1]'}
@@ -205,6 +206,8 @@ RANGES = {
   'models.vit.vit_small': VIT,
   'models.vit.vit_tiny': VIT,
   'priors.trained.load': {'kind': 'generator|denoiser'},
+  'servers.decepticons.decepticons': DECEPTICONS,
+  'servers.decepticons.decepticons_server': DECEPTICONS,
   'servers.fishing.class_fishing': {**FISHING, **INNER},
   'servers.fishing.class_fishing_server': FISHING,
   'servers.fishing.feature_fishing': {**FISHING, **SEARCH, **INNER},

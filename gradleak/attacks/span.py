@@ -6,7 +6,7 @@ second check reads the MLP of the first block in place of the next block. Sequen
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from gradleak.attacks import base, span_decoder, span_encoder, span_targets, subspace
+from gradleak.attacks import base, span_assembly, span_decoder, span_encoder, span_sparse, span_targets, subspace
 from gradleak.attacks.span_decoder import Prefix
 from gradleak.attacks.subspace import Span
 from gradleak.core import errors, trees
@@ -60,9 +60,12 @@ def span(client: Client) -> base.Attack:
   explain the gradient together. The noise λ is known from the defense, or read from the directions that fewer than d
   tokens cannot span: the test has no tolerance.
 
-  The batch must hold fewer tokens than the width. Adapters of rank r on two of the three layers (LoRA) allow 2r tokens.
-  In the first round, where B is zero, they allow fewer than r. It returns no labels. The last token under
-  `next_token` is only a target. It is the one along whose logit what the gradient has beyond the others points.
+  The batch must hold fewer tokens than the width. It returns no labels. The last token under `next_token` is only a
+  target. It is the one along whose logit what the gradient has beyond the others points.
+
+  Adapters of rank r on two of the three layers (LoRA) have 2r columns, which span as many tokens. More are found by
+  sparse recovery (`span_sparse`). Their sequences are those that explain all of the gradient of the next adapters
+  (`span_assembly`). In the first round, where B is zero, the batch must hold fewer tokens than r.
 
   Formula:
     G = X^\top \Delta, \quad r(x) = \lambda x^\top (G G^\top + \lambda I)^{-1} x / \lVert x \rVert^2
@@ -110,9 +113,13 @@ def sequences(about: FirstBlock, observation: Observation, rng: np.random.Genera
   if first is None or (second is None and number > 1):
     return []
   block = span_decoder.block_of(about, variables, length)
-  candidates = span_decoder.screened(block, first, _allowed(about, update, len(block.table), noise), number)
+  allowed = _allowed(about, update, len(block.table), noise)
+  find = span_sparse.recovered if span_sparse.crowded(first, most) else span_decoder.screened
+  candidates = find(block, first, allowed, number)
   if second is None:
     return span_decoder.likeliest(candidates)
+  if span_sparse.crowded(second, most):
+    return span_assembly.assembled(block, first, second, candidates, number, rng)
   if about.causal:
     found = span_decoder.decoded(block, second, candidates, number, rng)
   else:
@@ -164,7 +171,8 @@ def _variance(observation: Observation) -> float:
 def _allowed(about: FirstBlock, update: Any, vocabulary: int, noise: float) -> np.ndarray:
   """Returns the tokens that may occur: those with a gradient of their embedding, if any has one; never padding."""
   try:
-    gradient = np.asarray(trees.get(update, about.table))
+    given = trees.get(update, about.table)
+    gradient = np.asarray(given['a'] if isinstance(given, Mapping) else given)  # an adapter has a row for each token
   except (KeyError, TypeError):
     gradient = np.zeros((0, 1))
   known = tokens_of(gradient, noise) if np.any(gradient) else np.arange(vocabulary)

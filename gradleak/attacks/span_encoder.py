@@ -119,6 +119,8 @@ def several(block: Block, rows: Projected, choices: np.ndarray) -> np.ndarray:
     own = choices[first : first + 64]
     query, key, value = (x[own].reshape(*own.shape, heads, -1) for x in (rows.query, rows.key, rows.value))
     scores = np.einsum('cqhd,ckhd->chqk', query, key, optimize=True) / math.sqrt(query.shape[-1])
+    if block.about.causal:
+      scores = np.where(np.tri(count, dtype=bool), scores, -np.inf)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     attended = np.einsum('chqk,ckhd->cqhd', shares, value, optimize=True).reshape(len(own) * count, -1)

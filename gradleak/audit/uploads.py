@@ -213,7 +213,7 @@ def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **
 
 
 def _shared(group: Group, **shared: Any) -> dict:
-  return {**shared, **jax.device_put({'images': group.truth, 'labels': group.targets})}
+  return {**shared, **jax.device_put({'samples': group.truth, 'targets': group.targets})}
 
 
 def _served(group: Group, request: _Request, first: Upload, group_size: int) -> tuple[Upload, Tree]:

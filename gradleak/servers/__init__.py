@@ -1,6 +1,7 @@
 """Malicious servers: what they send, and the attacks that read what comes back."""
 
 from gradleak.servers.base import Observed, Server, one_round, server
+from gradleak.servers.decepticons import decepticons
 from gradleak.servers.fishing import class_fishing, feature_fishing
 from gradleak.servers.imprint import imprint
 from gradleak.servers.trap import trap
@@ -9,6 +10,7 @@ from gradleak.servers.trap import trap
 REGISTRY = {
   'imprint': imprint,
   'trap': trap,
+  'decepticons': decepticons,
   'class_fishing': class_fishing,
   'feature_fishing': feature_fishing,
 }
@@ -18,6 +20,7 @@ __all__ = [
   'Observed',
   'Server',
   'class_fishing',
+  'decepticons',
   'feature_fishing',
   'imprint',
   'one_round',

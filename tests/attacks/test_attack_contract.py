@@ -114,7 +114,7 @@ RESIDUAL = {'residual_peeling'}  # tests/attacks/test_residual_peeling.py
 LEARNED = {'lti'}  # tests/attacks/test_learned.py
 GENERATIVE = {'ggl', 'gias', 'gifd', 'pnp'}  # tests/attacks/test_generative.py
 BAYES = {'bayes'}  # tests/attacks/test_bayes.py
-TEXTS = {'tag', 'lamp', 'span'}  # tests/attacks/test_text_attacks.py, tests/attacks/test_span.py
+TEXTS = {'tag', 'lamp', 'span', 'decepticons'}  # test_text_attacks.py, test_span.py; tests/servers/test_decepticons.py
 TABLES = {'tableak', 'linear'}  # tests/test_tables.py
 
 

@@ -35,7 +35,7 @@ def test_attacks_know_their_server_and_source(name):
   assert attack.name == name and attack.citation and attack.server.kind == 'server'
   assert set(attack.server.settings) <= set(attack.settings)
   assert attack.server == make().server and hash(attack.server) == hash(make().server)
-  setting = {'imprint': {'bins': 7}, 'trap': {'scale': 0.5}}.get(name, {'target': 4})
+  setting = {'imprint': {'bins': 7}, 'trap': {'scale': 0.5}, 'decepticons': {'mark': 0.3}}.get(name, {'target': 4})
   assert make(**setting).server != attack.server and make(**setting).server.settings.items() >= setting.items()
   built = attack.server.build(attack.server.numbers)
   assert isinstance(built, servers.Server) and built.rounds == (64 if name == 'feature_fishing' else 1)
