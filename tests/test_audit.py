@@ -16,6 +16,7 @@ from gradleak.audit import granted, plan, schema
 from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
+from tests.attackers import divide
 from tests.objects import objects
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -669,3 +670,20 @@ def test_a_client_without_a_defense_is_said_to_have_none(linear, defenses, known
   attack = gl.attacks.csdlg(steps=1)
   (group,) = plan(KEY, linear, defenses, [attack], 1, gl.AuditSettings(controls=2)).groups
   assert granted.knowledge(group, attack).defense == known
+
+
+def test_rounds_are_of_the_samples_of_their_trial(linear):
+  """A mean of uploads of other samples would show a mixture."""
+  attack = gl.attacks.wrap(divide, 'divide', reads=('weights',))
+  found = audit(linear, ['gaussian(stddev=1e-6)'], [attack], 3, knowledge='adaptive', rounds=2)
+  rows = [row for row in found.rows if row['adaptive'] is not None and 'averaged' in row['adaptive']]
+  assert len(rows) >= 3 and {row['verdict'] for row in rows} == {'exact'}
+
+
+def test_a_defense_that_cannot_be_run_says_so_before_anything_is_compiled(linear):
+  def update(updates, state, params=None):
+    raise gl.UsageError('it cannot be run')
+
+  own = gl.defenses.wrap(optax.GradientTransformation(lambda params: (), update), 'upload', label='broken')
+  with pytest.raises(gl.UsageError, match='it cannot be run'):
+    plan(KEY, linear, [own], [gl.attacks.csdlg(steps=1)], 2, gl.AuditSettings())

@@ -1,5 +1,6 @@
 """Trials that stop: answers that are wrong as rarely as they say, rows of the full audit, whatever happens between."""
 
+import functools
 import itertools
 import json
 import math
@@ -486,6 +487,9 @@ def test_all_intervals_are_anytime_valid(stopped, full):
   for entry in cases.worst_case(stopped.rows):
     _, *bounds = anytime.proportion_interval(entry['recovered'], entry['n'])
     assert [entry['success_low'], entry['success_high']] == bounds
+  for line in worst.lines(stopped.rows, cases.worst_case(stopped.rows), functools.partial(worst.pair, stopped)):
+    _, *bounds = anytime.proportion_interval(line['count'], line['n'])
+    assert [line['success_low'], line['success_high']] == bounds
   for entry in worst.levels(stopped.rows):
     for level in entry['levels']:
       _, *bounds = anytime.proportion_interval(level['count'], entry['n'])

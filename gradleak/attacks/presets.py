@@ -277,7 +277,7 @@ def annealed(
   lowest: float = 2e-3,
   highest: float = 0.128,
   rungs: int = 3,
-  slack: float = 4.0,
+  slack: float = 3.0,
   descent: float = 100.0,
   softness: float = 1.5,
   start: str = 'uniform',

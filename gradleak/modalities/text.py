@@ -79,7 +79,7 @@ def table(variables: Any, model: Model) -> jax.Array:
   """Returns the table of embeddings [V, d] of a model of tokens; raises `UsageError` for a model that names none."""
   if model.first_block is None:
     raise errors.UsageError(
-      f'the model {model.name!r} does not say where its embeddings of tokens are: take gpt, bert or lstm'
+      f'the model {model.name!r} does not say where its embeddings of tokens are: take gpt or bert'
     )
   return model.first_block.parts(variables)[0]
 

@@ -134,7 +134,7 @@ def thresholds(values: np.ndarray, weights: np.ndarray, bins: int) -> np.ndarray
     share = np.cumsum(np.maximum(weights[held, place][order], 1e-9))
     middles = np.concatenate([[(before + values[:, place].min()) / 2], (seen[1:] + seen[:-1]) / 2])  # below each value
     found = middles[np.searchsorted(share / share[-1], np.arange(len(own)) / len(own), side='right')]
-    ends += [middles[0], *found[1:]]
+    ends += [*found]
     before = values[:, place].max()
   least = 1e-4 * np.ptp(values) / bins
   return np.maximum.accumulate(np.asarray(ends) - least * np.arange(bins)) + least * np.arange(bins)

@@ -135,9 +135,8 @@ def attack(
     model: the `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
     variables: what the client was sent, {'params': …} and with BatchNorm {'batch_stats': …}.
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
-    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, or `annealed` for one step of
-      a network with max pools, and `fidel` and `peeling` where they can read the network. For one step of Adam, or
-      values of one size, it is `ladder(match='sign')`.
+    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, with `fidel` and `peeling`
+      where they apply; `annealed` for one step with max pools, `ladder(match='sign')` for one of Adam or signs.
     sample_shape: (H, W, C); by default derived where only one usual shape fits.
     labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
       By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
