@@ -143,7 +143,7 @@ def scenario(
   classes = classes_of(targets, client)
   given = _checked_gallery(kind, (samples, classes) if gallery is None else gallery, sample_shape, num_classes)
   known = None if public is None else (public[0], classes_of(public[1], client))
-  found, composition = _candidates(kind, given, classes, known)
+  kept, composition = _candidates(kind, given, classes, known)
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),
@@ -151,18 +151,15 @@ def scenario(
     'num_classes': num_classes,
     'image_shape': list(sample_shape),
     **recorded,
-    **kind.describe(samples),
-    **kind.recorded,
+    **kind.recorded(samples),
     'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
-    **_fingerprints(
-      data=(samples, targets), weights=variables, public=public, previous=previous, gallery=found.samples
-    ),
+    **_fingerprints(data=(samples, targets), weights=variables, public=public, previous=previous, gallery=kept.samples),
     **({'precision': 'float64'} if double else {}),
     'gallery': composition,
   }
   floating = np.float64 if double else np.float32
   samples, targets = kind.cast(samples, floating), client.loss.targets.kept(targets, floating)
-  return Scenario(client, dict(variables), samples, targets, described, found, public, previous)
+  return Scenario(client, dict(variables), samples, targets, described, kept, public, previous)
 
 
 def classes_of(targets: np.ndarray, client: Client) -> np.ndarray:

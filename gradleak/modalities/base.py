@@ -206,10 +206,9 @@ class Modality:
         f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected {expected}, N ≥ 1'
       )
 
-  @property
-  def recorded(self) -> dict[str, str]:
-    """What the settings of a result tell of it: its name, and nothing of images."""
-    return {} if self is REGISTRY['images'] else {'modality': self.name}
+  def recorded(self, samples: np.ndarray) -> dict[str, Any]:
+    """Returns what the settings of a result tell of samples: `describe`, and the name of all modalities but images."""
+    return {**({} if self is REGISTRY['images'] else {'modality': self.name}), **self.describe(samples)}
 
   @property
   def integral(self) -> bool:

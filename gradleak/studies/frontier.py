@@ -325,8 +325,7 @@ def frontier(
     **errors.check_json('config', {} if config is None else config),
     'data_fingerprint': fingerprint((train, test)),
     'weights_fingerprint': fingerprint(variables),
-    **modality.recorded,
-    **modality.describe(train[0]),
+    **modality.recorded(train[0]),
   }
   attacks = listed(() if attacks is None else attacks)
   task = Task(
