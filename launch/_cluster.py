@@ -122,7 +122,7 @@ def each(
 def _passed(given: Flags) -> list[str]:
   """Returns the flags of this program that were given, for another process, without those of a scheduler."""
   left_out = {*_SCHEDULER, 'cores', 'process', 'processes', 'progress' if given.progress != 'none' else ''}
-  return [flags.FLAGS[name].serialize() for name in given.names() if given.present(name) and name not in left_out]
+  return [flags.FLAGS[name].serialize() for name in given.defined() if given.present(name) and name not in left_out]
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   'length': ('integer', None, 'Of texts: tokens that are kept; 24 words, 128 bytes, or 32 of others by default.'),
   'schema': ('string', None, 'table:PATH: JSON file on columns: kinds, levels, the label, which are sensitive.'),
   'trials': ('integer', 8, 'Uploads attacked per defense.'),
-  'public': ('integer', 100, 'Public images for defenses and attackers, from the split train (test for train).'),
+  'public': ('integer', 100, 'Public samples for defenses and attackers, from the split train (test for train).'),
   'model': (
     'string', 'lenet',
     'mlp, cnn, lenet, lenet4, convnet, convnet9, resnet18, resnet20, resnet34, resnet50, resnet56, resnet101, '
@@ -61,9 +61,10 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
   'attacks': (
     'string', 'csdlg(tv=1e-6)',
-    "List separated by ';': dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, ladder, dga, gia, gs, magia, cinet, ggl, gias, "
-    'gifd, pnp, bayes, lti, with settings; closed forms: fidel, peeling, residual_peeling, spear, april; of malicious '
-    'servers: imprint, trap, class_fishing, feature_fishing, decepticons (texts).',
+    "List separated by ';', with settings: dlg, idlg, csdlg, csdlg_fast, csdlg_lbfgs, ladder, annealed, dga, gia, gs, "
+    'magia, cinet, ggl, gias, gifd, pnp, bayes, lti; closed forms: fidel, peeling, residual_peeling, spear, april; of '
+    'tables: tableak, linear; of texts: tag, lamp, span; of malicious servers: imprint, trap, class_fishing, '
+    'feature_fishing, decepticons (texts).',
   ),
   'defenses': (
     'string', 'none',
@@ -115,7 +116,7 @@ class Flags:
   def __contains__(self, name: str) -> bool:
     return name in self._holders
 
-  def names(self) -> list[str]:
+  def defined(self) -> list[str]:
     """Returns the names of the flags."""
     return list(self._holders)
 

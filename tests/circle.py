@@ -84,7 +84,8 @@ CIRCLE = modality(
 def said_of_images(page):
   """Returns what a page of other samples says of images: their words and their measures."""
   told = re.sub(r'\s+', ' ', ' '.join(Page(page).text))
-  return re.findall(r'.{0,60}(?:PSNR|SSIM|\bdB\b|pixel|8 bits|checkerboard|no picture|\b[Ii]mages?\b).{0,40}', told)
+  measures = r'PSNR|SSIM|\bdB\b|pixel|8 bits|checkerboard|no picture|\b[Ii]mages?\b(?!":)'
+  return re.findall(rf'.{{0,60}}(?:{measures}).{{0,40}}', told)
 
 
 def points(number, seed=0):

@@ -508,6 +508,6 @@ def test_a_frontier_trains_on_rows(mixed, tmp_path):
   assert gl.report.frontier_csv(entries).startswith('defense,cells,recovered')
   assert 'cells right' in gl.report.frontier_table(entries, found.config)
   page = (tmp_path / 'training.html').read_text('utf-8')
-  assert 'recover 2 of 2 rows' in page and 'cells right of the strongest attacker' in page
+  assert 'recover 2 of 2 rows' in page and 'the score of the strongest attacker (cells right) goes' in page
   assert not said_of_images(page)
   assert (tmp_path / 'frontier.png').exists() and (tmp_path / 'leakage.png').exists()

@@ -154,7 +154,7 @@ def _pictures(result: AuditResult) -> blocks.Section:
   for trial, of_trial in together((picture.trial, picture) for picture in truth).items():
     new = 'new' if len(of_trial) > 1 and len(columns) > 1 else ''
     columns.append(blocks.Column(f'trial {trial}', new, span=len(of_trial)))
-  bodies = [blocks.Body([blocks.Row(['private images', *_cells(truth)])])]
+  bodies = [blocks.Body([blocks.Row([worded('private images'), *_cells(truth)])])]
   for attack, of_attack in together((case[0], (case[1:], row)) for case, row in chosen.items()).items():
     rows: list[blocks.Row] = []
     for of_defense in together((case[0], (case[1:], row)) for case, row in of_attack).items():

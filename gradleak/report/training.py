@@ -195,7 +195,7 @@ def _figures(
   parts = [
     blocks.Text(said('training.figures', attacked=attacked, small=small), 'note'),
     blocks.Table(columns, [blocks.Body(rows)], 'costs'),
-    *([blocks.Text('The attacks in detail, with pictures:'), blocks.Bullets(links)] if links else []),
+    *([blocks.Text('The attacks in detail:'), blocks.Bullets(links)] if links else []),
   ]
   return blocks.Section('figures', 'What each defense costs', parts, 'Figures')
 

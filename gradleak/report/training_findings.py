@@ -11,7 +11,7 @@ from gradleak.report import chance
 from gradleak.report.formatting import defenses, listed, scored, significant, unit
 from gradleak.report.frontier import Entry, between, epsilon, points, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
-from gradleak.report.words import Finding, found, said
+from gradleak.report.words import Finding, found, said, worded
 from gradleak.studies.frontier import Trained
 
 _ENOUGH = 30  # trials: with fewer, intervals are wide
@@ -163,10 +163,10 @@ def _undefended(base: Entry | None, worst: Worst, config: Config, size: int) -> 
     return found('training.unattacked', trained=trained)
   if attacked is None:
     return found('training.no_undefended', trained=trained)
-  facts = {'trained': trained, 'entry': attacked, 'uploads': f'{attacked["n"]} {unit(attacked["n"], size)}'}
+  facts = {'trained': trained, 'entry': attacked, 'uploads': worded(f'{attacked["n"]} {unit(attacked["n"], size)}')}
   if not attacked['recovered']:
     return found('training.fails', **facts)
-  images = 'one image' if size == 1 else f'{size} images'
+  images = worded('one image' if size == 1 else f'{size} images')
   return found('training.leaks', join='; without one,' if base is None else ', and', images=images, **facts)
 
 
@@ -179,7 +179,12 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
   others = [one for one in defended if one not in hiding]
 
   def told(name: str, one: Entry, **more: Any) -> Finding:
-    facts = {'entry': worst[one['defense']], 'uploads': f'{n} {unit(n, size)}', 'cost': _cost(one, base), **more}
+    facts = {
+      'entry': worst[one['defense']],
+      'uploads': f'{n} {worded(unit(n, size))}',
+      'cost': _cost(one, base),
+      **more,
+    }
     return found(f'training.{name}', defenses=[one['defense']], **facts)
 
   if len(defended) == 1:

@@ -240,8 +240,8 @@ def test_several_images_without_any_private_data(name):
   check(found, batch)
   assert int(found.diverged_step) == -1
   assert not np.asarray(batch.targets).any()
-  assert same(found, run(KEY, dataclasses.replace(batch, labels=jnp.full_like(batch.targets, 0.5))))
-  assert method(client).targets in ('known', 'inferred', 'optimised', 'unused')
+  assert same(found, run(KEY, dataclasses.replace(batch, targets=jnp.full_like(batch.targets, 0.5))))
+  assert method(client).labels in ('known', 'inferred', 'optimised', 'unused')
 
 
 @every_attack

@@ -12,6 +12,7 @@ from tests.leaderboards import COMMAND, found
 # Flags of launch/autoleak.py that are of a machine, or change no figure.
 OF_THE_MACHINE = {
   *('workdir', 'progress', 'compilation_cache', 'group_size', 'data_dir', 'weights'),
+  *('cluster', 'cores', 'gpus', 'retries', 'slurm', 'process', 'processes'),
   *('lpips_backbone', 'lpips_weights', 'lpips_heads'),
 }
 

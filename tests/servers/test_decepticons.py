@@ -30,7 +30,7 @@ def scenario(kind, head, loss, width=64, public=True, **settings):
     key=jax.random.key(0),
     modality=texts.of_config(data.settings),
     loss=loss,
-    public=(known.samples, known.labels) if public else None,
+    public=(known.samples, known.targets) if public else None,
     **settings,
   )
 
