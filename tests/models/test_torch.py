@@ -540,6 +540,17 @@ def test_bad_arguments_are_refused_with_a_sentence():
     model.apply(variables, np.zeros((1, 2, 2, 3), np.float32), True, None)
 
 
+def test_what_came_back_is_set_against_the_variables_themselves():
+  """PyTorch's dense weights are [out, in], ours [in, out], by the same name."""
+  torch.manual_seed(0)
+  module = nn.Sequential(nn.Flatten(), nn.Linear(48, 30), nn.ReLU(), nn.Linear(30, 4))
+  model, variables = gl.models.from_torch(module, images(1, 3, 4, 4), check=False)
+  returned = {name: value + 0.5 for name, value in module.state_dict().items()}
+  for sent in (variables, module.state_dict()):
+    update = gl.read_update(returned, model, variables, sent=sent)
+    assert all(np.allclose(leaf, 0.5, atol=1e-6) for leaf in jax.tree.leaves(update))
+
+
 def test_a_dense_network_gives_its_image_away_in_the_order_of_our_pixels():
   """Closed forms read rows of a first dense layer as [H, W, C], and undo the normalisation."""
   torch.manual_seed(0)

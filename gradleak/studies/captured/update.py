@@ -58,7 +58,7 @@ def read_update(
     what: the path of a file, a dictionary, or a list; a tree like the parameters is such a dictionary.
     model: the `Model`.
     variables: its variables; only their names and shapes are read.
-    sent: the weights that the client was sent, in any of these forms; `variables` is one of them.
+    sent: the weights that the client was sent, in any of these forms, or `variables` itself.
     sample_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
     names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
     partial: whether tensors may be missing, which are then zeros, as of a client that drops whole layers.
@@ -77,7 +77,8 @@ def read_update(
   given: Any = (model, dict(variables), sample_shape, names, partial, flattened)
   found = _fitted(what, 'update', *given)
   if sent is not None:
-    found = _difference(found, _fitted(sent, 'sent weights', *given))
+    own = {trees.path_names(place): np.asarray(leaf) for place, leaf in jax.tree.leaves_with_path(variables['params'])}
+    found = _difference(found, own if sent is variables else _fitted(sent, 'sent weights', *given))
   wanted = variables['params']
   leaves = [
     found.get(trees.path_names(place), np.zeros(leaf.shape, np.float32))
