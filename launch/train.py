@@ -62,13 +62,13 @@ def main(argv):
   defenses = registry.defenses(_GIVEN.defenses)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else []
   _program.say(f'reading {_GIVEN.dataset} …')
-  samples, test = map(_GIVEN.read, ('train', 'test'))
-  _GIVEN.fit(samples)
-  errors.check_number('public', _GIVEN.public, low=0, high=len(samples.samples) - 1, integer=True)
-  kept = len(samples.samples) - _GIVEN.public
-  train = samples.samples[:kept], samples.targets[:kept]
-  model = _GIVEN.network(_GIVEN.outputs(samples), samples.samples.shape[1:])
-  keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), samples.samples.shape[1:]
+  dataset, test = map(_GIVEN.read, ('train', 'test'))
+  _GIVEN.fit(dataset)
+  errors.check_number('public', _GIVEN.public, low=0, high=len(dataset.samples) - 1, integer=True)
+  kept = len(dataset.samples) - _GIVEN.public
+  train = dataset.samples[:kept], dataset.targets[:kept]
+  keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), dataset.samples.shape[1:]
+  model = _GIVEN.network(_GIVEN.outputs(dataset), shape)
   variables = _GIVEN.variables(model, shape, (test.samples, test.targets), 'test')
   if variables is None:
     variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
@@ -82,22 +82,22 @@ def main(argv):
     clients=partition.parse(_GIVEN.partition, keys[1], train[1], _GIVEN.clients),
     variables=variables,
     client=_GIVEN.client(),
-    public=(samples.samples[kept:], samples.targets[kept:]) if _GIVEN.public else None,
+    public=(dataset.samples[kept:], dataset.targets[kept:]) if _GIVEN.public else None,
     gallery=gl.data.gallery(_GIVEN.dataset, 'train', **_GIVEN.gallery_options()) if attacks else None,
     settings=_GIVEN.made(gl.FrontierSettings),
     config={
-      'dataset': samples.name,
+      'dataset': dataset.name,
       **_GIVEN.weights_described(),
       'partition': _GIVEN.partition,
       'seed': _GIVEN.seed,
-      'class_names': list(samples.class_names),
+      'class_names': list(dataset.class_names),
     },
     workdir=_GIVEN.workdir,
     group_size=_GIVEN.group_size,
     process=_cluster.rank(_GIVEN),
     progress=_GIVEN.progress,
     on_audit=report.write,
-    modality=gl.modalities.of_config(samples.settings),
+    modality=gl.modalities.of_config(dataset.settings),
   )
   if found is None:
     print(f'process {_GIVEN.process} of {_GIVEN.processes} has done its share; the command without it writes the page.')

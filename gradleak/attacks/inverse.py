@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradleak.models import soft_slopes
 from gradleak.models.stages import Path, Stage, Stages
 
 OUTPUT = 2.0  # the weight of the known map
@@ -64,21 +65,12 @@ class Weights(NamedTuple):
   gradients: float = 1.0
 
 
-@jax.custom_jvp
-def _bent(z: jax.Array, softness: jax.Array) -> jax.Array:
-  """Returns relu(z), whose derivative is sigmoid(z / softness)."""
-  del softness
-  return jnp.maximum(z, 0)
-
-
-@_bent.defjvp
-def _bent_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-  z, softness = primals
-  return jnp.maximum(z, 0), _slope(z, softness) * tangents[0]
-
-
 def _slope(z: jax.Array, softness: jax.Array) -> jax.Array:
-  return jax.nn.sigmoid(z / jnp.maximum(softness, 1e-9))
+  return jax.nn.sigmoid(z / _width(softness))
+
+
+def _width(softness: Any) -> jax.Array:
+  return jnp.maximum(softness, 1e-9)
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -103,7 +95,7 @@ def _residuals(
     behind: what is known behind the last.
     weights: see `Weights`.
   """
-  relu = functools.partial(_bent, softness=weights.softness)
+  relu = functools.partial(soft_slopes.relu, width=_width(weights.softness))
   outputs, pullbacks = [], []
   for index, stage in enumerate(stages):
     x = maps[index] if index < len(maps) else relu(outputs[-1])

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy.optimize
 
+from gradleak.attacks import subspace
 from gradleak.attacks.span_decoder import Block
 from gradleak.attacks.subspace import Span
 from gradleak.engine import parts
@@ -41,10 +42,7 @@ class Signal(NamedTuple):
 
   def beyond(self, given: np.ndarray) -> tuple[np.ndarray, float]:
     """Returns what orthonormal columns [d, any] leave: directions above the noise, and the logarithm of the volume."""
-    rest = self.basis
-    for _ in range(2):  # once more, for what rounding leaves
-      rest = rest - given @ (given.T @ rest)
-    left, values, right = np.linalg.svd(rest, full_matrices=False)
+    left, values, right = np.linalg.svd(subspace.beyond(self.basis, given), full_matrices=False)
     floor = CLEAR * np.sqrt(np.square(right) @ np.square(self.noise))
     return left[:, values > floor], float(np.sum(np.log(np.maximum(values, floor))))
 
@@ -81,10 +79,7 @@ def columns_of(rows: np.ndarray, given: np.ndarray | None = None) -> np.ndarray:
   """Returns orthonormal columns for what rows [K, d] add to those that are given, [d, any]."""
   x = np.asarray(rows, np.float64).T
   x = x / np.linalg.norm(x, axis=0)
-  if given is not None:
-    for _ in range(2):
-      x = x - given @ (given.T @ x)
-  left, triangle = np.linalg.qr(x)
+  left, triangle = np.linalg.qr(x if given is None else subspace.beyond(x, given))
   return left[:, np.abs(np.diag(triangle)) > 1e-6]
 
 

@@ -72,9 +72,7 @@ class Span(NamedTuple):
     """Returns orthonormal columns for what inputs [K, d] add to the span of `given`."""
     x = self._inputs(x).T
     x = x / np.maximum(np.linalg.norm(x, axis=0), _TINY)
-    for _ in range(2):  # once more, for what rounding leaves
-      x = x - given @ (given.T @ x)
-    left, values, _ = np.linalg.svd(x, full_matrices=False)
+    left, values, _ = np.linalg.svd(beyond(x, given), full_matrices=False)
     return left[:, values > 1e-6]
 
   def left(self, given: np.ndarray) -> float:
@@ -89,6 +87,13 @@ class Span(NamedTuple):
     """
     free = count * self.outputs
     return (gain - free - 2.0**-46 * float(np.sum(np.square(self.side)))) / math.sqrt(2 * free)
+
+
+def beyond(x: np.ndarray, given: np.ndarray) -> np.ndarray:
+  """Returns what orthonormal columns leave of others, [d, any] each."""
+  for _ in range(2):  # once more, for what rounding leaves
+    x = x - given @ (given.T @ x)
+  return x
 
 
 def rounding(gradient: np.ndarray) -> float:

@@ -50,6 +50,10 @@ class Shown(NamedTuple):
   digits: int = 2
   significant: bool = False
 
+  def with_unit(self, join: str = ' ') -> str:
+    """Returns the title, with the unit behind it where there is one."""
+    return join.join(filter(None, (self.title, self.unit)))
+
 
 class Piece(NamedTuple):
   """A part of a sample as people read it: a cell of a table, a token of a text.

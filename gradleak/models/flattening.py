@@ -20,6 +20,7 @@ from gradleak.core import trees
 from gradleak.core.trees import Tree
 from gradleak.models import convolution, repeated
 from gradleak.models.model import Model
+from gradleak.models.programs import walked
 
 # Act on entries alone, so that entry i of the result is made of entry i of each operand.
 _ELEMENTWISE = frozenset(
@@ -114,15 +115,7 @@ class _Walk:
 
   def run(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Returns the values of a program's outputs, given those of its inputs."""
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *given], strict=True))
-
-    def value(variable: Any) -> Any:
-      return None if hasattr(variable, 'val') else known[variable]
-
-    for equation in jaxpr.eqns:
-      made = self._apply(equation, [value(variable) for variable in equation.invars])
-      known |= dict(zip(equation.outvars, made, strict=True))
-    return [value(variable) for variable in jaxpr.outvars]
+    return walked(jaxpr, constants, given, self._apply, lambda number: None)
 
   def _apply(self, equation: Any, values: list[Any]) -> list[Any]:
     name, options = equation.primitive.name, equation.params

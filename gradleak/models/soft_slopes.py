@@ -22,6 +22,7 @@ from jax.extend.core import Literal
 from gradleak.core.trees import Tree
 from gradleak.models import layers
 from gradleak.models.model import Model
+from gradleak.models.programs import walked
 
 _SHARPEST = 1e-6  # of the scale of a map: what is smaller is rounding
 
@@ -83,22 +84,14 @@ class _Soft:
 
   def run(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Returns what a program makes of its inputs."""
-    known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *given], strict=True))
-
-    def value(variable: Any) -> Any:
-      return variable.val if isinstance(variable, Literal) else known[variable]
-
-    for equation in jaxpr.eqns:
-      made = self.operation(equation, [value(variable) for variable in equation.invars])
-      known |= dict(zip(equation.outvars, made, strict=True))
-    return [value(variable) for variable in jaxpr.outvars]
+    return walked(jaxpr, constants, given, self.operation, lambda number: number)
 
   def operation(self, equation: Any, taken: list[Any]) -> Sequence[Any]:
     """Returns what an operation makes of its operands."""
     name, options = equation.primitive.name, equation.params
     place = _rectified(equation)
     if place is not None:
-      return [_relu(taken[place], self.scaled(taken[place]))]
+      return [relu(taken[place], self.scaled(taken[place]))]
     if name == 'reduce_window_max' and set(options['base_dilation']) == {1}:
       self.pools += 1
       return [self.pooled(taken[0], options)]
@@ -149,13 +142,13 @@ def _rectified(equation: Any) -> int | None:
 
 
 @jax.custom_jvp
-def _relu(z: jax.Array, width: jax.Array) -> jax.Array:
+def relu(z: jax.Array, width: jax.Array) -> jax.Array:
   """Returns relu(z), whose derivative is sigmoid(z / width)."""
   del width
   return jnp.maximum(z, 0)
 
 
-@_relu.defjvp
+@relu.defjvp
 def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
   z, width = primals
   return jnp.maximum(z, 0), jax.nn.sigmoid(z / width) * tangents[0]

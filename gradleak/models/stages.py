@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.models import convolution, repeated
 from gradleak.models.model import Model
+from gradleak.models.programs import walked
 
 Path = tuple[str, ...]
 _PRODUCTS = ('dot_general', 'conv_general_dilated', 'convolve')
@@ -166,30 +166,24 @@ class _Flat:
 
   def run(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Adds the operations of a program; returns the places of its outputs."""
-    known: dict[Any, Any] = dict(zip(jaxpr.invars, given, strict=True))
-    for variable, constant in zip(jaxpr.constvars, constants, strict=True):
-      known[variable] = self.place()
-      self.constants[known[variable]] = constant
+    places = [self.place() for _ in constants]
+    self.constants |= dict(zip(places, constants, strict=True))
+    return walked(jaxpr, places, given, self._add, np.asarray)
 
-    def value(variable: Any) -> Any:
-      return np.asarray(variable.val) if isinstance(variable, Literal) else known[variable]
-
-    for equation in jaxpr.eqns:
-      taken = [value(variable) for variable in equation.invars]
-      inner = next((equation.params[key] for key in ('jaxpr', 'call_jaxpr') if key in equation.params), None)
-      if equation.primitive.name in ('scan', 'while', 'cond'):
-        raise self.refuse(f'it has a {equation.primitive.name}')
-      if inner is not None:
-        made = self.run(getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ()), taken)
-      else:
-        made = [self.place() for _ in equation.outvars]
-        constants = [one for one in taken if not isinstance(one, int)]
-        relu = equation.primitive.name == 'max' and len(constants) == 1 and not np.any(constants[0])
-        relu = relu and len(equation.outvars[0].aval.shape) == 4
-        self.operations.append(_Operation(equation.primitive, equation.params, tuple(taken), tuple(made), relu))
-        self.shapes |= {place: tuple(v.aval.shape) for place, v in zip(made, equation.outvars, strict=True)}
-      known |= dict(zip(equation.outvars, made, strict=True))
-    return [value(variable) for variable in jaxpr.outvars]
+  def _add(self, equation: Any, taken: list[Any]) -> list[Any]:
+    """Adds an operation, or those of the program in it; returns the places of what it makes."""
+    inner = next((equation.params[key] for key in ('jaxpr', 'call_jaxpr') if key in equation.params), None)
+    if equation.primitive.name in ('scan', 'while', 'cond'):
+      raise self.refuse(f'it has a {equation.primitive.name}')
+    if inner is not None:
+      return self.run(getattr(inner, 'jaxpr', inner), getattr(inner, 'consts', ()), taken)
+    made = [self.place() for _ in equation.outvars]
+    constants = [one for one in taken if not isinstance(one, int)]
+    relu = equation.primitive.name == 'max' and len(constants) == 1 and not np.any(constants[0])
+    relu = relu and len(equation.outvars[0].aval.shape) == 4
+    self.operations.append(_Operation(equation.primitive, equation.params, tuple(taken), tuple(made), relu))
+    self.shapes |= {place: tuple(v.aval.shape) for place, v in zip(made, equation.outvars, strict=True)}
+    return made
 
 
 def _run(operation: _Operation, values: dict[int, Any], relu: Any = jax.nn.relu) -> None:

@@ -187,7 +187,7 @@ def _attacks(found: AutoLeak) -> blocks.Section:
     ('worst verdict', 'left'),
   ]
   kind = of_rows(found.rows)
-  columns += ('in', ', '.join(filter(None, (kind.shown[0].title, kind.shown[0].unit))), 'control', 'mean rank')
+  columns += ('in', kind.shown[0].with_unit(', '), 'control', 'mean rank')
   rows: dict[str, list[blocks.Row]] = {}
   for (stage,), of_stage in cases.grouped(found.rows, 'stage').items():
     for one in cases.summarise(of_stage):

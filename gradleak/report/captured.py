@@ -257,7 +257,7 @@ def _figures(result: Captured) -> blocks.Section:
 def _verdicts(result: Captured) -> blocks.Section:
   """Returns the verdict on each attacker, and the metrics of its pictures."""
   kind = of_rows(result.rows)
-  words = ['attack', 'verdict', *(f'{one.title}\n{one.unit}'.strip() for one in kind.shown)]
+  words = ['attack', 'verdict', *(one.with_unit('\n') for one in kind.shown)]
   rows = []
   for row in result.rows:
     who = blocks.Cell(code(row['attack']), [row['adaptive'] and f'adaptive: {row["adaptive"]}'])

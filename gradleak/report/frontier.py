@@ -134,7 +134,7 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
   """
   found = _check(found)
   base, shown = undefended(found), of_rows(found).shown[0]
-  seen = f'{shown.title} {shown.unit}'.rstrip(), 'recovered', 'by'
+  seen = shown.with_unit(), 'recovered', 'by'
   head = ('defense', 'accuracy', 'points', 'KiB up', 's/round', 'defense adds', 'ε', *seen)
   lines = [
     (

@@ -129,7 +129,7 @@ def verdict_terms(gallery: Mapping[str, Any], config: Mapping[str, Any]) -> list
   """Returns what each verdict means; `gallery` is that of `gallery`."""
   many = said('verdicts.batches') if config.get('batch_size', 1) > 1 else ''
   made = f' {gallery["made"]}' if gallery['made'] else ''
-  exact = 'anytime-valid' if wording.sequential(config) else 'exact (Clopper–Pearson)'
+  exact = wording.intervals(config, 'exact (Clopper–Pearson)')
   identified = 'verdicts.re-identified' if gallery['enough'] else 'verdicts.unjudged'
 
   def term(verdict: str, name: str = '') -> tuple[str, list[str]]:

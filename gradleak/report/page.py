@@ -44,7 +44,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
   lines = headline.lines(
     result.rows, worst, functools.partial(pair, result), published=wording.published(result.methods), kind=kind
   )
-  size, exact = config.get('batch_size', 1), 'anytime-valid' if result.stops else 'exact'
+  size, exact = config.get('batch_size', 1), wording.intervals(config)
   footer = (
     versions(result.versions, result.seconds) if result.versions else blocks.Text(formatting.duration(result.seconds))
   )
@@ -230,7 +230,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
   axis = _axis(scale, finite)
   perceptual = any(summary.get('lpips') is not None for summary in summaries)
   restarted = config.get('restarts', 1) > 1
-  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', ', '.join(filter(None, (first.title, first.unit)))]
+  columns: list[Any] = ['defense', ('verdict', 'left'), 'recovered', first.with_unit(', ')]
   columns += [('every run', 'left'), *(one.title for one in others)]
   columns += ['LPIPS'] * perceptual + [f'oracle\n{first.title}'] * restarted + ['inconclusive', 'diverged']
   runs, pools = cases.by_case(result.rows), cases.grouped(result.controls, 'attack', bound)

@@ -94,7 +94,7 @@ def grid(result: AuditResult) -> bytes:
   across = max(start + (cell + margin) * len(truth), 3.7)
   named = '    '.join(f'{symbol} {verdict}'.replace(' ', '\N{NO-BREAK SPACE}') for verdict, symbol in SYMBOLS.items())
   score = truth[0].kind.shown[0]
-  unit = ' in '.join(filter(None, (score.title, score.unit)))
+  unit = score.with_unit(' in ')
   foot = [*textwrap.wrap(named, int((across - 2 * margin) / 0.06)), unit]
   down = tops[-1] + tall + caption + 2.5 * margin + line * len(foot)
   with figures.figure(across, down) as (figure, png):

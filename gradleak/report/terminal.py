@@ -17,7 +17,7 @@ def terminal_table(result: AuditResult, width: int = 110) -> str:
   """Returns a result as an aligned table of at most `width` columns, followed by its findings in a few sentences."""
   summaries, worst = summarise(check_result(result).rows), worst_case(result.rows)
   pairs, size = paired(summaries), result.config.get('batch_size', 1)
-  titles = [f'{one.title} {one.unit}'.strip() for one in of_rows(result.rows).shown]
+  titles = [one.with_unit() for one in of_rows(result.rows).shown]
   lines: list[Sequence[str]] = [
     ('attack / defense', *titles, 'recovered (95 %)', 'inconclusive', 'worst verdict')
     + ((f'fully, of {size}',) if size > 1 else ())

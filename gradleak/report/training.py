@@ -202,7 +202,7 @@ def _figures(
 
 def _titled(shown: Shown) -> str:
   """Returns the head of a column."""
-  return f'{shown.title},\n{shown.unit}' if shown.unit else shown.title.replace(' ', '\n', 1)
+  return shown.with_unit(',\n') if shown.unit else shown.title.replace(' ', '\n', 1)
 
 
 def _attacked(one: Entry, worst: Worst) -> list[blocks.Cell]:

@@ -124,6 +124,11 @@ def sequential(config: Mapping[str, Any]) -> bool:
   return Question.of(config) is not None
 
 
+def intervals(config: Mapping[str, Any], fixed: str = 'exact') -> str:
+  """Returns of which kind the intervals of an audit are; `fixed` where the number of trials was."""
+  return 'anytime-valid' if sequential(config) else fixed
+
+
 def _knowledge(config: Mapping[str, Any]) -> str:
   if config.get('knowledge') not in ('non-adaptive', 'adaptive', 'both'):
     return ''

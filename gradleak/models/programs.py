@@ -1,0 +1,34 @@
+"""Programs as JAX traces them, gone through operation by operation."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import Literal
+
+
+def walked(
+  jaxpr: Any,
+  constants: Sequence[Any],
+  given: Sequence[Any],
+  operation: Callable[[Any, list[Any]], Sequence[Any]],
+  literal: Callable[[Any], Any],
+) -> list[Any]:
+  """Returns the values of a program's outputs.
+
+  A value is what the caller makes of an array: the array itself, a place, a source.
+
+  Args:
+    jaxpr: the program.
+    constants, given: the values of its constants and of its inputs.
+    operation: (equation, values of its operands) -> the values of what it makes.
+    literal: a number in the program -> its value.
+  """
+  known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *given], strict=True))
+
+  def value(variable: Any) -> Any:
+    return literal(variable.val) if isinstance(variable, Literal) else known[variable]
+
+  for equation in jaxpr.eqns:
+    made = operation(equation, [value(variable) for variable in equation.invars])
+    known |= dict(zip(equation.outvars, made, strict=True))
+  return [value(variable) for variable in jaxpr.outvars]
