@@ -96,7 +96,6 @@ def make(
     dataset.samples,
     dataset.targets,
     key=jax.random.key(0),
-    num_classes=dataset.num_classes,
     batch_norm=batch_norm,
   )
   method, client = registry.attack(attack), scenario.client

@@ -24,20 +24,27 @@ class MyNet(nn.Module):
 
 samples, targets = load_digits().images[:, :, :, None].astype(np.float32) / 16, load_digits().target
 users = np.arange(1500) % 20  # whose each sample is
-found = gl.frontier(
-  jax.random.key(0),
+scenario = gl.scenario(
   gl.models.from_flax(MyNet()),
-  train=(samples[:1500], targets[:1500]),
+  samples[:1500],
+  targets[:1500],
+  key=jax.random.key(0),
+  dataset='my digits',
+  share='delta',
+  local_batch_size=10,
+  learning_rate=0.3,
+)
+found = gl.frontier(
+  jax.random.key(1),
+  scenario,
   test=(samples[1500:], targets[1500:]),
   defenses=[None, topk(ratio=0.05), *(chain(clip(norm=1), gaussian(stddev=noise)) for noise in (0.05, 0.5))],
   attacks=[gl.attacks.csdlg(tv=1e-6)],
   clients=partition.by_user(users),
   per_round=5,
   rounds=60,
-  learning_rate=0.3,
   steps=500,
   workdir='results/my_frontier',
-  on_audit=gl.report.write,
 )
 gl.report.write(found, 'results/my_frontier')
 print(gl.report.frontier_table(gl.report.entries(found.trained, found.rows)))

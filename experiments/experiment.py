@@ -282,7 +282,7 @@ class Run(Study):
     }
     structure = jax.tree.structure(untrained.variables)
     variables, previous, reached = trained() if folder is None else kept(folder, config, structure, trained)
-    return self.scenario_of(data, reached, variables=variables, previous=previous)
+    return self.scenario_of(data, reached, variables=variables).trained(variables, previous)
 
   def _with_weights(self, data: 'Data') -> gl.Scenario:
     """Returns the `Scenario` with the weights of the file, and what accuracy they have."""
@@ -293,23 +293,19 @@ class Run(Study):
     return self.scenario_of(data, {'weights': os.path.basename(self.weights), **reached}, variables=variables)
 
   def scenario_of(self, data: 'Data', reached: Mapping | None = None, **given: Any) -> gl.Scenario:
-    """Returns the `Scenario` with its `key`, or its `variables` and `previous` ones, and what training `reached`."""
-    return gl.scenario(
+    """Returns the `Scenario` with its `key` or its `variables`, and what training `reached`."""
+    made = gl.scenario(
       gl.models.create(self.model, data.private.num_classes, init=self.init),
       data.private.samples,
       data.private.targets,
-      num_classes=data.private.num_classes,
       dataset=self.dataset,
       client=self.client,
       public=data.public,
       gallery=data.gallery,
-      notes={
-        'split': data.private.split,
-        'init': self.init,
-        'training': self.training and {**dataclasses.asdict(self.training), **(reached or {})},
-      },
       **given,
     )
+    training = self.training and {**dataclasses.asdict(self.training), **(reached or {})}
+    return made.noted({'split': data.private.split, 'init': self.init, 'training': training})
 
   def rows_of(self, cell: Cell, rows: list[dict]) -> list[dict]:
     """Returns the rows of an audit that a cell is about.

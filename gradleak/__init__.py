@@ -4,6 +4,7 @@ from gradleak import adaptive, attacks, data, defenses, federated, metrics, moda
 from gradleak.audit import AuditResult, AuditSettings, audit, load
 from gradleak.core.errors import UsageError
 from gradleak.core.version import VERSION as __version__
+from gradleak.engine.execution import Execution
 from gradleak.engine.startup import configure
 from gradleak.federated import Client, ClientSettings, Upload, losses
 from gradleak.federated.inspection import Inspection, inspect
@@ -29,6 +30,7 @@ __all__ = [
   'Comparison',
   'EpsilonAudit',
   'EpsilonSettings',
+  'Execution',
   'Frontier',
   'FrontierSettings',
   'Identification',

@@ -91,19 +91,15 @@ def scenario(
     dataset.samples,
     dataset.targets,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
-    num_classes=given.outputs(dataset),
     dataset=dataset.name,
     client=given.client(),
     public=public,
     modality=gl.modalities.of_config(dataset.settings),
     gallery=_gallery(given.dataset, given.split, **given.options()),
-    notes={
-      'split': dataset.split,
-      **given.weights_described(),
-      'seed': seed,
-      **({'rounds_before': rounds, 'rate_before': RATE} if rounds else {}),
-    },
   )
+  _flags.check_outputs(built, given.outputs(dataset))
+  told = {'rounds_before': rounds, 'rate_before': RATE} if rounds else {}
+  built = built.noted({'split': dataset.split, **given.weights_described(), 'seed': seed, **told})
   return jax.random.fold_in(key, 1), built
 
 

@@ -41,6 +41,22 @@ def rank(given: Flags, default: tuple[int, int] = (0, 1)) -> tuple[int, int]:
   return default if given.process is None else (given.process, given.processes)
 
 
+def execution(given: Flags, **fields: Any) -> Any:
+  """Returns the `gradleak.Execution` of the flags --process and --processes, --group_size and --shards.
+
+  Args:
+    given: the flags of the program.
+    **fields: replace some.
+
+  Raises:
+    UsageError: as `rank` does.
+  """
+  import gradleak as gl
+
+  known = {name: getattr(given, name) for name in ('group_size', 'shards') if name in given}
+  return gl.Execution(**{**known, **fields, **({} if 'process' in fields else {'process': rank(given)})})
+
+
 def shared(given: Flags, program: str, most: int, workdir: str | None, *, stages: bool = False) -> bool:
   """Runs a program's shares where --cluster says, and then the program itself, which finds what they wrote.
 

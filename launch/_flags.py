@@ -319,6 +319,17 @@ def made(text: str) -> Any:
     raise errors.UsageError(f'--torch_model={text} makes no network: {type(error).__name__}: {error}') from error
 
 
+def check_outputs(scenario: Any, number: int) -> None:
+  """Raises `UsageError` where the network of a `Scenario` does not have as many logits as the data have classes."""
+  from gradleak.core import errors
+
+  client = scenario.client
+  if client.loss.activation == 'softmax' and client.num_classes != number:
+    raise errors.UsageError(
+      f'the model {client.model.name!r} has {client.num_classes} logits, the data {number} classes'
+    )
+
+
 def numbers(name: str, text: str | None) -> list[float] | None:
   """Returns the numbers of a flag, separated by commas."""
   from gradleak.core import errors

@@ -43,7 +43,7 @@ with _program.group('attacker'):
   _GIVEN.string(
     'labels', '', "Of the private samples: '3;5', inferred, optimised, or a label rule; as published by default."
   )
-  _GIVEN.settings(gl.CapturedSettings)
+  _GIVEN.settings(gl.CapturedSettings, without=('sample_shape', 'labels', 'defense'))
 with _program.group('run'):
   _GIVEN.shared('seed', 'workdir', 'progress', 'x64', 'compilation_cache', workdir='results/attack')
 
@@ -77,20 +77,16 @@ def main(argv):
     partial=_GIVEN.partial,
     flattened=_GIVEN.flattened,
   )
+  number = {} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[1])}
   found = gl.attack(
     jax.random.key(_GIVEN.seed),
     model,
     variables,
     update,
     attacks=attacks,
-    sample_shape=shape,
-    labels=labels,
     client=_client(),
-    defense=defense,
     truth=truth,
-    given=_GIVEN.made(
-      gl.CapturedSettings, **({} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[1])})
-    ),
+    given=_GIVEN.made(gl.CapturedSettings, sample_shape=shape, labels=labels, defense=defense, **number),
     workdir=_GIVEN.workdir,
     progress=_GIVEN.progress,
   )

@@ -60,11 +60,9 @@ def main(argv):
     attacks,
     _GIVEN.trials,
     workdir=workdir,
-    split=_GIVEN.distributed is not None,
-    process=(0, 1) if _GIVEN.distributed is not None else _cluster.rank(_GIVEN),
+    execution=_execution(),
     progress='none' if jax.process_index() else _GIVEN.progress,
     settings=settings,
-    group_size=_GIVEN.group_size,
   )
   if jax.process_index():
     return
@@ -78,6 +76,13 @@ def main(argv):
     write(result, workdir)
   print(terminal_table(result))
   print(f'\nreport: {report}')
+
+
+def _execution():
+  """Returns how the work is run: with --distributed, by all devices of all processes for each upload."""
+  if _GIVEN.distributed is None:
+    return _cluster.execution(_GIVEN)
+  return _cluster.execution(_GIVEN, process=(0, 1), split=True)
 
 
 def _distribute():

@@ -54,7 +54,7 @@ def main(argv):
     staged=_GIVEN.staged,
     malicious=_GIVEN.malicious,
     workdir=workdir,
-    process=_cluster.rank(_GIVEN),
+    execution=_cluster.execution(_GIVEN),
     progress=_GIVEN.progress,
   )
   if found is None:

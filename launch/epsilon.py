@@ -44,11 +44,9 @@ def main(argv):
     data.samples,
     data.targets,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
-    num_classes=data.num_classes,
     dataset=data.name,
     client=_GIVEN.client(),
-    notes={'split': data.split, **_GIVEN.weights_described(), 'seed': _GIVEN.seed},
-  )
+  ).noted({'split': data.split, **_GIVEN.weights_described(), 'seed': _GIVEN.seed})
   found = gl.audit_epsilon(
     jax.random.fold_in(key, 1),
     scenario,

@@ -49,7 +49,7 @@ def main(argv):
     _GIVEN.trials,
     settings=_GIVEN.made(gl.IdentificationSettings),
     workdir=_GIVEN.workdir,
-    group_size=_GIVEN.group_size,
+    execution=gl.Execution(_GIVEN.group_size),
     progress=_GIVEN.progress,
   )
   print(report.identification_table(found))

@@ -19,7 +19,7 @@ import gradleak as gl
 from gradleak import registry, report
 from gradleak.core import errors
 from launch import _program
-from launch._flags import NETWORK, Flags
+from launch._flags import NETWORK, Flags, check_outputs
 
 _GIVEN = Flags()
 with _program.group('what is attacked'):
@@ -55,23 +55,27 @@ def main(argv):
     chosen = _turns(other.targets)[: _GIVEN.public]
     public = other.samples[chosen], other.targets[chosen]
   model = _GIVEN.network(private.num_classes, private.samples.shape[1:])
-  found = gl.sensitivity(
-    jax.random.key(_GIVEN.seed),
+  key = jax.random.key(_GIVEN.seed)
+  scenario = gl.scenario(
     model,
     private.samples[order],
     private.targets[order],
-    attack=attack,
+    key=jax.random.fold_in(key, 0),
+    dataset=private.name,
     client=_GIVEN.client(),
-    defense=defense,
     public=public,
-    num_classes=private.num_classes,
     gallery=gl.data.gallery(_GIVEN.dataset, _GIVEN.split, **_GIVEN.options()),
+  )
+  check_outputs(scenario, private.num_classes)
+  found = gl.sensitivity(
+    key,
+    scenario.noted({'split': private.split, 'init': _GIVEN.init, 'seed': _GIVEN.seed}),
+    attack=attack,
+    defense=defense,
     settings=_GIVEN.made(gl.SensitivitySettings),
-    config={'dataset': private.name, 'split': private.split, 'init': _GIVEN.init, 'seed': _GIVEN.seed},
     workdir=_GIVEN.workdir,
-    group_size=_GIVEN.group_size,
+    execution=gl.Execution(_GIVEN.group_size),
     progress=_GIVEN.progress,
-    on_audit=report.write,
   )
   report.write(found, _GIVEN.workdir)
   print(report.sensitivity_table(found))

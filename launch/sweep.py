@@ -72,13 +72,11 @@ def main(argv):
     attacks,
     _GIVEN.trials,
     workdir=workdir,
-    process=process,
-    shards=_GIVEN.shards,
+    execution=_cluster.execution(_GIVEN, process=process),
     progress=_GIVEN.progress,
     say=lambda text: print(text, file=sys.stderr, flush=True),
     on_result=on_result,
     settings=_audited.settings(_GIVEN),
-    group_size=_GIVEN.group_size,
   )
   if rows is None:
     print(f'process {process[0]} of {process[1]} has done its share; the last one writes the tables.')

@@ -66,38 +66,40 @@ def main(argv):
   _GIVEN.fit(dataset)
   errors.check_number('public', _GIVEN.public, low=0, high=len(dataset.samples) - 1, integer=True)
   kept = len(dataset.samples) - _GIVEN.public
-  train = dataset.samples[:kept], dataset.targets[:kept]
+  samples, targets = dataset.samples[:kept], dataset.targets[:kept]
   keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), dataset.samples.shape[1:]
   model = _GIVEN.network(_GIVEN.outputs(dataset), shape)
   variables = _GIVEN.variables(model, shape, (test.samples, test.targets), 'test')
-  if variables is None:
-    variables = jax.jit(model.init, static_argnums=1)(keys[0], shape)
-  found = gl.frontier(
-    keys[2],
+  scenario = gl.scenario(
     model,
-    train,
-    (test.samples, test.targets),
-    defenses,
-    attacks,
-    clients=partition.parse(_GIVEN.partition, keys[1], train[1], _GIVEN.clients),
+    samples,
+    targets,
+    key=keys[0],
     variables=variables,
+    dataset=dataset.name,
     client=_GIVEN.client(),
     public=(dataset.samples[kept:], dataset.targets[kept:]) if _GIVEN.public else None,
     gallery=gl.data.gallery(_GIVEN.dataset, 'train', **_GIVEN.gallery_options()) if attacks else None,
-    settings=_GIVEN.made(gl.FrontierSettings),
-    config={
-      'dataset': dataset.name,
-      **_GIVEN.weights_described(),
-      'partition': _GIVEN.partition,
-      'seed': _GIVEN.seed,
-      'class_names': list(dataset.class_names),
-    },
-    workdir=_GIVEN.workdir,
-    group_size=_GIVEN.group_size,
-    process=_cluster.rank(_GIVEN),
-    progress=_GIVEN.progress,
-    on_audit=report.write,
     modality=gl.modalities.of_config(dataset.settings),
+  )
+  found = gl.frontier(
+    keys[2],
+    scenario.noted(
+      {
+        **_GIVEN.weights_described(),
+        'partition': _GIVEN.partition,
+        'seed': _GIVEN.seed,
+        'class_names': list(dataset.class_names),
+      }
+    ),
+    (test.samples, test.targets),
+    defenses,
+    attacks,
+    clients=partition.parse(_GIVEN.partition, keys[1], targets, _GIVEN.clients),
+    settings=_GIVEN.made(gl.FrontierSettings),
+    workdir=_GIVEN.workdir,
+    execution=_cluster.execution(_GIVEN),
+    progress=_GIVEN.progress,
   )
   if found is None:
     print(f'process {_GIVEN.process} of {_GIVEN.processes} has done its share; the command without it writes the page.')

@@ -383,7 +383,7 @@ def test_faces_are_found_among_faces_however_many_are_attacked():
   for number in (8, 16, 32):
     faces = gl.data.load('faces', limit=number)
     scenario = gl.scenario(
-      model, faces.samples, faces.targets, num_classes=2, key=jax.random.key(0), gallery=gallery,
+      model, faces.samples, faces.targets, key=jax.random.key(0), gallery=gallery,
       public=(public.samples, public.targets),
     )  # fmt: skip
     assert scenario.settings['gallery'] == {

@@ -36,18 +36,21 @@ def call(digits, tmp_path_factory):
 
   def make(**changes):
     settings = {'rounds': 2, 'per_round': 2, 'steps': 3, 'trials': 1, 'controls': 2, 'attack_every': 2}
-    settings |= {'learning_rate': 0.1, 'workdir': folder, 'progress': 'none', **changes}
+    settings |= {'workdir': folder, 'progress': 'none', **changes}
+    local = settings.pop('local', {'share': 'delta', 'local_batch_size': 10, 'learning_rate': 0.1})
+    scenario = gl.scenario(
+      model, images[:40], labels[:40], key=jax.random.key(1), public=(images[:8], labels[:8]),
+      **local,
+    )  # fmt: skip
     noisy = graddefense(stddev=0.1, num_slices=2, estimate='probes', root=4)
     defenses = [None, topk(ratio=0.1), chain(noisy, compensation(stddev=0.1, num_slices=2))]
     return gl.frontier(
       jax.random.key(0),
-      model,
-      (images[:40], labels[:40]),
+      scenario,
       (images[40:], labels[40:]),
       defenses,
       [gl.attacks.wrap(divide, 'divide', reads=('weights',))],
       clients=4,
-      public=(images[:8], labels[:8]),
       **settings,
     )
 
@@ -138,7 +141,7 @@ def test_rounds_that_were_lost_or_edited_are_refused(found, call):
     ({'rouds': 3}, "unknown setting of gradleak.frontier: 'rouds'; did you mean 'rounds'"),
     ({'rounds': 0}, 'rounds is 0'),
     ({'server': 'adagrad'}, "unknown server 'adagrad'"),
-    ({'share': 'gradient', 'momentum': 0.9}, 'momentum is 0.9, and a client that shares its gradient'),
+    ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
   ],
 )

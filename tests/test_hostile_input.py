@@ -55,7 +55,8 @@ def audit(key=KEY, defenses=None, attacks=None, trials=1, given=None, **options)
 
 def frontier(key=KEY, train=(IMAGES, LABELS), test=(IMAGES, LABELS), defenses=None, attacks=(), **options):
   options = {'clients': 2, 'per_round': 2, 'rounds': 1, 'progress': 'none', 'workdir': '/proc/none', **options}
-  return gl.frontier(key, options.pop('model', MODEL), train, test, defenses, attacks, **options)
+  given = {name: options.pop(name) for name in ('model', 'variables') if name in options}
+  return gl.frontier(key, scenario(*train, share='delta', **given), test, defenses, attacks, **options)
 
 
 def federation(**options):
@@ -175,7 +176,6 @@ def test_pixels_and_pairs_are_checked():
   for images in (IMAGES + 1, IMAGES * math.nan, IMAGES - 1):
     assert 'has a pixel of' in message(scenario, images)
   for pair in (None, (IMAGES,), (IMAGES, LABELS, LABELS), 'ab', IMAGES, 3):
-    assert 'expected (samples, targets)' in message(frontier, train=pair)
     assert 'expected (samples, targets)' in message(frontier, test=pair)
   for pair in ((IMAGES,), 'ab', 3):
     assert 'public is ' in message(scenario, public=pair)
@@ -197,7 +197,7 @@ OTHER_VARIABLES = [
 @pytest.mark.parametrize('variables', OTHER_VARIABLES, ids=range(len(OTHER_VARIABLES)))
 def test_variables_of_another_model(variables):
   for call in (
-    lambda v: scenario(variables=v), lambda v: scenario(previous=v), lambda v: frontier(variables=v),
+    lambda v: scenario(variables=v), lambda v: scenario().trained(VARIABLES, v), lambda v: frontier(variables=v),
     lambda v: update(variables=v), lambda v: train(variables=v), lambda v: simulation.start(federation(), v),
     lambda v: simulation.accuracy(MODEL, v, IMAGES, LABELS),
     lambda v: gl.inspect(gl.models.mlp(10, widths=2), v, SHAPE),
@@ -337,16 +337,15 @@ def test_lists_without_end():
   'notes', [{'a': abs}, {'a': {1}}, {'a': np.zeros(3)}, {3: 1}, {'a': {(1, 2): 3}}, {'a': '\ud800'}, [1], 'text']
 )
 def test_records_are_json(notes):
-  assert 'notes is ' in message(scenario, notes=notes)
-  assert 'config is ' in message(frontier, config=notes)
+  assert 'notes is ' in message(scenario().noted, notes)
   assert 'config is ' in message(train, config=notes)
 
 
 def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
   loop = {}
   loop['loop'] = loop
-  assert 'notes is ' in message(scenario, notes=loop)
-  assert scenario(notes={'rate': np.float32(0.5)}).settings['rate'] == 0.5
+  assert 'notes is ' in message(scenario().noted, loop)
+  assert scenario().noted({'rate': np.float32(0.5)}).settings['rate'] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -383,7 +382,7 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: audit(defenses=3), 'the defense is 3'),
     (lambda: audit(defenses=optax.sgd(0.1)), 'defenses.wrap(transformation'),
     (lambda: audit(defenses={'a\ud800': NOISE}), 'the label of the defense'),
-    (lambda: audit(settings={}), 'settings of gradleak.audit'),
+    (lambda: audit(settings={}), 'settings is {}, expected AuditSettings'),
     (lambda: audit(adaptive_attacks='masked'), 'adaptive_attacks is'),
     (lambda: audit(progress=3), 'progress'),
     (lambda: audit(workdir=3), 'the work directory is 3'),

@@ -52,7 +52,7 @@ def scenario():
     'linear',
   )
   images = rng.uniform(size=(4, SIDE, SIDE, 1)).astype(np.float32)
-  return gl.scenario(model, images, np.arange(4) % 3, key=jax.random.key(0), num_classes=3, dataset='noise')
+  return gl.scenario(model, images, np.arange(4) % 3, key=jax.random.key(0), dataset='noise')
 
 
 def audit(scenario, **changes):

@@ -147,16 +147,23 @@ def test_assumptions_are_skipped_for_a_reason():
 
 
 @pytest.fixture(scope='module')
-def call(tmp_path_factory):
+def production():
+  digits = gl.data.load('digits', 'train', limit=60)
+  public = digits.samples[:16], digits.targets[:16]
+  own = digits.samples[30:36], digits.targets[30:36]
+  return gl.scenario(linear(), *own, key=jax.random.key(2), public=public)
+
+
+@pytest.fixture(scope='module')
+def call(production, tmp_path_factory):
   """Returns a function that makes the same small sensitivity, anew or from its folder."""
   folder = tmp_path_factory.mktemp('sensitivity') / 'new'
-  digits = gl.data.load('digits', 'train', limit=60)
 
   def make(**changes):
     settings = {'trials': 3, 'batch_size': 2, 'controls': 2, 'training_rounds': 1, 'training_clients': 2}
-    settings |= {'attack': gl.attacks.wrap(divide, 'divide'), 'public': (digits.samples[:16], digits.targets[:16])}
-    settings |= {'share': 'gradient', 'progress': 'none', 'workdir': folder, 'chosen': standard(), **changes}
-    return gl.sensitivity(jax.random.key(0), linear(), digits.samples[30:36], digits.targets[30:36], **settings)
+    settings |= {'attack': gl.attacks.wrap(divide, 'divide')}
+    settings |= {'progress': 'none', 'workdir': folder, 'chosen': standard(), **changes}
+    return gl.sensitivity(jax.random.key(0), settings.pop('scenario', production), **settings)
 
   return make, folder
 

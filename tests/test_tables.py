@@ -498,9 +498,11 @@ def test_a_frontier_trains_on_rows(mixed, tmp_path):
   train, test = ((mixed[split].samples, mixed[split].targets) for split in ('train', 'test'))
   model, kind = gl.models.mlp(2, 'default', widths=16), of_config(mixed['train'].settings)
   defenses = [None, gl.defenses.gaussian(stddev=1.0)]
+  local = {'share': 'delta', 'local_batch_size': 10, 'learning_rate': 0.5}
+  scenario = gl.scenario(model, *train, key=jax.random.key(1), modality=kind, **local)
   found = gl.frontier(
-    jax.random.key(0), model, train, test, defenses, [gl.attacks.fidel()], clients=5, per_round=5, modality=kind,
-    rounds=2, learning_rate=0.5, trials=2, attack_every=1, controls=4, workdir=tmp_path, progress='none',
+    jax.random.key(0), scenario, test, defenses, [gl.attacks.fidel()], clients=5, per_round=5,
+    rounds=2, trials=2, attack_every=1, controls=4, workdir=tmp_path, progress='none',
   )  # fmt: skip
   gl.report.write(found, tmp_path)
   entries = gl.report.entries(found.trained, found.rows)

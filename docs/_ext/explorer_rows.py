@@ -34,7 +34,6 @@ def rows() -> list[dict]:
     private.samples,
     private.targets,
     key=jax.random.key(0),
-    num_classes=private.num_classes,
     dataset='faces',
     public=(public.samples, public.targets),
     gallery=gl.data.gallery('faces'),

@@ -99,7 +99,7 @@ def context() -> Context:
   images, labels = digits.samples[:12], digits.targets[:12]
   key = jax.random.key(0)
   public = images[4:], labels[4:]
-  found = gl.scenario(gl.models.create(MODEL, 10), images[:4], labels[:4], key=key, public=public, num_classes=10)
+  found = gl.scenario(gl.models.create(MODEL, 10), images[:4], labels[:4], key=key, public=public)
   return Context(found.client, found.variables, images.shape[1:], found.public)
 
 

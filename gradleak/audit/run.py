@@ -26,8 +26,8 @@ from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Views, views
 from gradleak.core import errors
-from gradleak.core import settings as settings_of
 from gradleak.core.locks import alone
+from gradleak.core.settings import paired
 from gradleak.core.storage import (
   Caution,
   Workdir,
@@ -48,6 +48,7 @@ from gradleak.core.storage import (
 from gradleak.core.version import VERSION
 from gradleak.engine import driver, memory
 from gradleak.engine.ahead import Ahead
+from gradleak.engine.execution import Execution
 from gradleak.engine.parts import told
 from gradleak.engine.progress import computing, end, note, reporter
 from gradleak.federated.scenario import Scenario
@@ -75,10 +76,7 @@ def audit(
   *,
   settings: AuditSettings | None = None,
   workdir: Any = None,
-  group_size: int | None = None,
-  process: tuple[int, int] = (0, 1),
-  shards: int | None = None,
-  split: bool = False,
+  execution: Execution | None = None,
   only: Mapping[str, Sequence[int]] | None = None,
   progress: str | Callable = 'auto',
   **changes: Any,
@@ -98,17 +96,11 @@ def audit(
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
       defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
       finished one: what is there is not run again.
-    group_size: trials that share one pass; None takes a measured default, or what fits. It changes speed, and bits.
-    process: (rank, number) of this process among several that share the work and the work directory. They need not know
-      of each other: one that dies is started again alone.
-    shards: into how many parts the trials are cut, from the number of processes (None) to that of trials.
-    split: whether devices share the samples of each upload, in place of trials: for a batch that is too large for one.
-      With `jax.distributed`, those of all its processes do, which then make this same call and see the same work
-      directory; the first one writes. When one dies, all do, and are started again together.
+    execution: an `Execution`; its fields may also be given as keyword arguments: group_size, process, shards, split.
     only: label of a defense -> the trials to attack under it; others are left out. None attacks all.
     progress: 'auto', 'bar', 'lines' or 'none', see `engine.progress`; or a function that is called with (attack,
       `driver.Progress`, the first defense's objectives) after each chunk.
-    **changes: fields of `AuditSettings`.
+    **changes: fields of `AuditSettings` and of `Execution`.
 
   Returns:
     An `AuditResult`; with a `workdir`, its rows and arrays also stand there. None while parts of other processes are
@@ -117,24 +109,22 @@ def audit(
   Raises:
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
-  given = _settings(settings, changes)
+  if isinstance(changes.get('adaptive_attacks'), list):
+    changes['adaptive_attacks'] = tuple(changes['adaptive_attacks'])
+  given, how = paired('gradleak.audit', changes, settings=(AuditSettings, settings), execution=(Execution, execution))
   made = plan(key, scenario, defenses, attacks, num_trials, given, only)
-  fit = group_size is None
-  size = driver.default_group_size(scenario.variables, given.batch_size) if group_size is None else group_size
-  check_group_size(size)
-  check_process(process, shards, num_trials, workdir)
-  _check_shared(given, process, shards, split, workdir)
+  how.check('gradleak.audit', num_trials, workdir)
+  _check_shared(given, how, workdir)
   show = progress if progress is None or callable(progress) else reporter(progress)
-  shards = shards or process[1]
-  speed = {'group_size': size, 'shards': shards}
-  with alone(workdir if not split or jax.process_index() == 0 else None, process):
-    store = None if workdir is None else Workdir(workdir, made.config, speed, process[1] > 1, split, GROWS, EXTENDS)
-    if store is not None:
-      size, shards = store.speed['group_size'], store.speed.get('shards', 1)
+  several, split = how.process[1] > 1, how.split
+  speed = {'group_size': how.size(scenario.variables, given.batch_size), 'shards': how.shards or how.process[1]}
+  with alone(workdir if not split or jax.process_index() == 0 else None, how.process):
+    store = None if workdir is None else Workdir(workdir, made.config, speed, several, split, GROWS, EXTENDS)
+    speed = speed if store is None else {'shards': 1, **store.speed}
     memory.release_programs()
-    worker = _Worker(store, size, fit, split, show)
+    worker = _Worker(store, speed['group_size'], how.group_size is None, split, show)
     try:
-      found, seconds = worker.decided(made) if given.sequential else worker.shared(made, process, shards)
+      found, seconds = worker.decided(made) if given.sequential else worker.shared(made, how.process, speed['shards'])
     finally:
       worker.ahead.close()
       end(show)
@@ -161,12 +151,6 @@ def versions() -> dict[str, str]:
     'platform': platform.platform(),
     'device': f'{jax.device_count()} × {device.device_kind}',
   }
-
-
-def _settings(given: AuditSettings | None, changes: dict) -> AuditSettings:
-  if isinstance(changes.get('adaptive_attacks'), list):
-    changes['adaptive_attacks'] = tuple(changes['adaptive_attacks'])
-  return settings_of.replaced(AuditSettings() if given is None else given, 'gradleak.audit', **changes)
 
 
 class _Worker:
@@ -394,58 +378,24 @@ def _share(group: Group, index: int, count: int) -> tuple[np.ndarray, np.ndarray
   return trials, controls
 
 
-def _check_shared(
-  given: AuditSettings, process: tuple[int, int], shards: int | None, split: bool, workdir: Any
-) -> None:
+def _check_shared(given: AuditSettings, how: Execution, workdir: Any) -> None:
   """Raises `UsageError` for work that cannot be shared in this way."""
-  if given.sequential and (process[1] > 1 or (shards or 1) > 1 or split):
+  several = how.process[1] > 1
+  if given.sequential and (several or (how.shards or 1) > 1 or how.split):
     raise errors.UsageError(
       'decide and within stop the trials by what all of them show, and processes that share the work do not see each '
       'other: run one process per audit, or a fixed number of trials'
     )
-  _check_split(split, process, given.batch_size, workdir)
-
-
-def check_group_size(size: int | None) -> None:
-  """Raises `UsageError` for anything but a number of trials, or None."""
-  if size is not None:
-    errors.check_number('group_size', size, low=1, integer=True)
-
-
-def check_process(process: tuple[int, int], shards: int | None, num_trials: int, workdir: Any) -> None:
-  """Checks how the work is shared.
-
-  Args:
-    process, shards, num_trials, workdir: as `audit` takes them.
-
-  Raises:
-    UsageError: for ranks and shares that do not fit, or several processes without a work directory.
-  """
-  errors.check_number('trials', num_trials, low=1, integer=True)
-  if not isinstance(process, tuple | list) or len(process) != 2:
-    raise errors.UsageError(f'process is {errors.shown(process)}, expected (rank, number of processes)')
-  rank, processes = process
-  errors.check_number('number of processes', processes, low=1, high=num_trials, integer=True)  # each has a trial
-  errors.check_number('rank of the process', rank, low=0, high=processes - 1, integer=True)
-  if shards is not None:
-    errors.check_number('shards', shards, low=processes, high=num_trials, integer=True)
-  if processes > 1 and workdir is None:
-    raise errors.UsageError(f'{processes} processes need a work directory that all of them see')
-
-
-def _check_split(split: bool, process: tuple[int, int], batch_size: int, workdir: Any) -> None:
-  if not errors.check_instance('split', split, bool, 'True or False'):
-    if jax.process_count() > 1 and workdir is not None:
-      raise errors.UsageError(
-        'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
-        'processes that do not know of each other'
-      )
-    return
-  if process[1] > 1:
-    raise errors.UsageError('processes share either trials or the images of each: take process= or split=, not both')
-  if batch_size % jax.device_count():
+  if not how.split and jax.process_count() > 1 and workdir is not None:
     raise errors.UsageError(
-      f'{batch_size} images behind one upload cannot be shared evenly by {jax.device_count()} devices'
+      'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
+      'processes that do not know of each other'
+    )
+  if how.split and several:
+    raise errors.UsageError('processes share either trials or the images of each: take process= or split=, not both')
+  if how.split and given.batch_size % jax.device_count():
+    raise errors.UsageError(
+      f'{given.batch_size} images behind one upload cannot be shared evenly by {jax.device_count()} devices'
     )
 
 

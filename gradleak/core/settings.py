@@ -11,7 +11,7 @@ import inspect
 import math
 import operator
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 from gradleak.core import errors
@@ -160,3 +160,26 @@ def replaced(settings: S, what: str, /, **changes: Any) -> S:
   for name in changes:
     errors.check_choice(f'setting of {what}:', name, names)
   return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+
+
+def paired(what: str, changes: Mapping[str, Any], **given: tuple[type, Any]) -> list[Any]:
+  """Returns the settings objects of a main call, each with the changes that are its fields.
+
+  Args:
+    what: the main call, for the message.
+    changes: name of a field -> value.
+    **given: by the name of the argument, (dataclass, the object that was given or None for its defaults).
+
+  Raises:
+    UsageError: for a name that none of them has, and for an object of another type.
+  """
+  names = {name: [field.name for field in dataclasses.fields(kind)] for name, (kind, _) in given.items()}
+  for name in changes:
+    errors.check_choice(f'setting of {what}:', name, [one for each in names.values() for one in each])
+  return [
+    dataclasses.replace(
+      kind() if one is None else errors.check_instance(name, one, kind, kind.__name__),
+      **{field: value for field, value in changes.items() if field in names[name]},
+    )
+    for name, (kind, one) in given.items()
+  ]

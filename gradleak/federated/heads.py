@@ -27,7 +27,7 @@ def one_logit(name: str) -> errors.UsageError:
   """
   return errors.UsageError(
     f'the model {name!r} has one logit, and a softmax of one logit is 1: every gradient would be 0. For two classes '
-    "take loss='binary_cross_entropy' without num_classes, or return two logits, "
+    "take loss='binary_cross_entropy', or return two logits, "
     'jnp.concatenate([jnp.zeros_like(z), z], axis=1): their cross-entropy is the binary one of z'
   )
 

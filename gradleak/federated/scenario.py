@@ -43,6 +43,8 @@ class Scenario(NamedTuple):
     gallery: different samples among which an original is to be found, private and public ones among them or not.
     public: (samples, targets) that everyone holds, the attacker too, or None.
     previous: variables of the model that clients were sent before this one, or None.
+    local: the `ClientSettings` that describe the client; None where a `Client` was given.
+    drawn: whether the weights were drawn, and nobody has trained them.
   """
 
   client: Client
@@ -53,6 +55,8 @@ class Scenario(NamedTuple):
   gallery: data.Candidates
   public: tuple | None = None
   previous: dict | None = None
+  local: ClientSettings | None = None
+  drawn: bool = False
 
   @property
   def classes(self) -> np.ndarray:
@@ -70,16 +74,49 @@ class Scenario(NamedTuple):
     Raises:
       UsageError: for variables of another model, or that are not finite.
     """
-    shape = self.samples.shape[1:]
-    for one in (variables, *([] if previous is None else [previous])):
-      check_variables(self.client.model, one, shape)
-      check_finite(f'the weights of {self.client.model.name!r}', one)
+    model, shape = self.client.model, self.samples.shape[1:]
+    check_variables(model, variables, shape)
+    check_finite(f'the weights of {model.name!r}', variables)
+    before = _checked_previous(model, previous, shape)
     known = {name: value for name, value in self.settings.items() if name != 'previous_fingerprint'}
     return self._replace(
       variables=dict(variables),
-      previous=None if previous is None else dict(previous),
-      settings={**known, **_fingerprints(weights=variables, previous=previous)},
+      previous=before,
+      settings={**known, **_fingerprints(weights=variables, previous=before)},
+      drawn=False,
     )
+
+  def noted(self, notes: Mapping[str, Any]) -> 'Scenario':
+    """Returns the same, with more that is recorded with results, plain JSON by name, such as {'seed': 0}.
+
+    Raises:
+      UsageError: for what is no JSON, or no mapping.
+    """
+    return self._replace(settings={**self.settings, **errors.check_json('notes', notes)})
+
+  def of(self, places: slice, local: ClientSettings) -> 'Scenario':
+    """Returns the same with some of its samples, and with a client of other settings; the gallery stays.
+
+    Raises:
+      UsageError: for settings that do not fit the model or the targets.
+    """
+    shape, samples, targets = self.samples.shape[1:], self.samples[places], self.targets[places]
+    made = local.client(self.client.model, self.client.num_classes)
+    client = dataclasses.replace(made, modality=self.client.modality)
+    client.targets(targets, len(samples), outputs=outputs_shape(client.model, self.variables, shape))
+    heads.check_client(client, self.variables, shape)
+    own = {field.name for field in dataclasses.fields(local)}
+    known = {name: value for name, value in self.settings.items() if name not in own}
+    described = {**local.recorded(), **_batch_norm(client, self.variables), **_fingerprints(data=(samples, targets))}
+    return self._replace(client=client, samples=samples, targets=targets, settings={**known, **described}, local=local)
+
+  def described_by(self, what: str) -> ClientSettings:
+    """Returns the `ClientSettings`; raises `UsageError` where a `Client` was given, naming what needs them."""
+    if self.local is None:
+      raise errors.UsageError(
+        f'{what} needs a scenario whose client is described by ClientSettings, and this one was given a Client'
+      )
+    return self.local
 
 
 def scenario(
@@ -89,17 +126,17 @@ def scenario(
   *,
   key: Any = None,
   variables: Mapping | None = None,
-  num_classes: int | None = None,
   dataset: str = 'custom',
   client: ClientSettings | Client | None = None,
   public: tuple | None = None,
-  previous: Mapping | None = None,
   gallery: Any = None,
-  notes: Mapping[str, Any] | None = None,
   modality: Modality = IMAGES,
   **changes: Any,
 ) -> Scenario:
   """Returns the `Scenario` of a model and private samples.
+
+  What else is to be recorded with results is added by `Scenario.noted`, and the weights that clients were sent before
+  these by `Scenario.trained`.
 
   Where JAX has float64 enabled, weights and samples are float64, and so is all that follows from them.
 
@@ -110,18 +147,15 @@ def scenario(
       and 1, values [N, outputs], or a class for each pixel [N, H, W].
     key: initialises the model, where no `variables` are given.
     variables: the model's weights, e.g. trained ones, {'params': …} and with BatchNorm {'batch_stats': …}.
-    num_classes: the number of outputs; by default as many as the model returns.
     dataset: how results call the data.
     client: `ClientSettings`, or a `Client` of this model; settings may also be given one by one, as keyword arguments:
       loss, share, local_epochs, local_batch_size, learning_rate, momentum, weight_decay, batch_norm.
     public: (samples, targets) that everyone holds, apart from the private ones: what GradDefense measures its risk on,
       and what an attacker may start from.
-    previous: variables of the model that the clients were sent before this one (FFL's estimate of the global gradient).
     gallery: real samples of the same kind, among which an original is to be found, private ones among them or not:
       floats [G, H, W, C] in [0, 1], 100 or better 1,001 of them; or (samples, targets); or `gradleak.data.Candidates`,
       which may have several kinds. By default the samples that are given here. The first 4,000 count, and public ones.
     modality: what a sample is, a `gradleak.modalities.Modality`; that of a `Client` where one is given.
-    notes: anything else that should be recorded with the results, plain JSON values by name.
 
   Raises:
     UsageError: for samples or targets that do not fit; for a model that does not take them, does not follow
@@ -132,14 +166,15 @@ def scenario(
   kind = client.modality if isinstance(client, Client) else modality
   samples, double = _checked_samples(kind, samples), jax.config.jax_enable_x64
   sample_shape = samples.shape[1:]
+  drawn = variables is None
   variables = _checked_variables(model, variables, key, sample_shape)
-  num_classes = _checked_classes(model, variables, sample_shape, num_classes)
-  client, recorded = _client(client, changes, model, num_classes, kind)
-  check = functools.partial(client.targets, outputs=outputs_shape(model, variables, sample_shape))
+  outputs = outputs_shape(model, variables, sample_shape)
+  num_classes = outputs[-1]
+  client, recorded, local = _client(client, changes, model, num_classes, kind)
+  check = functools.partial(client.targets, outputs=outputs)
   samples, targets = data.pair('the samples', (samples, targets), check=kind.check, check_targets=check)
   heads.check_client(client, variables, sample_shape)
   public = _checked_public(kind, public, sample_shape, client, check)
-  previous = _checked_previous(model, previous, sample_shape)
   classes = classes_of(targets, client)
   given = _checked_gallery(kind, (samples, classes) if gallery is None else gallery, sample_shape, num_classes)
   known = None if public is None else (public[0], classes_of(public[1], client))
@@ -147,19 +182,22 @@ def scenario(
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),
-    **errors.check_json('notes', {} if notes is None else notes),
     'num_classes': num_classes,
     'image_shape': list(sample_shape),
     **recorded,
     **kind.recorded(samples),
-    'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none',
-    **_fingerprints(data=(samples, targets), weights=variables, public=public, previous=previous, gallery=kept.samples),
+    **_batch_norm(client, variables),
+    **_fingerprints(data=(samples, targets), weights=variables, public=public, gallery=kept.samples),
     **({'precision': 'float64'} if double else {}),
     'gallery': composition,
   }
   floating = np.float64 if double else np.float32
   samples, targets = kind.cast(samples, floating), client.loss.targets.kept(targets, floating)
-  return Scenario(client, dict(variables), samples, targets, described, kept, public, previous)
+  return Scenario(client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn)
+
+
+def _batch_norm(client: Client, variables: Mapping) -> dict[str, str]:
+  return {'batch_norm': client.batch_norm if variables.get('batch_stats') else 'none'}
 
 
 def classes_of(targets: np.ndarray, client: Client) -> np.ndarray:
@@ -202,16 +240,6 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, sample
   return variables
 
 
-def _checked_classes(model: Model, variables: Mapping, sample_shape: tuple[int, ...], num_classes: int | None) -> int:
-  """Returns the number of classes, which is that of the model's logits."""
-  returned = outputs_shape(model, variables, sample_shape)[-1]
-  if num_classes and num_classes != returned:
-    if returned == 1:
-      raise heads.one_logit(model.name)
-    raise errors.UsageError(f'the model {model.name!r} has {returned} logits, the data {num_classes} classes')
-  return returned
-
-
 def _checked_previous(model: Model, previous: Mapping | None, sample_shape: tuple[int, ...]) -> dict | None:
   if previous is None:
     return None
@@ -230,8 +258,8 @@ def _fingerprints(**trees: Tree) -> dict[str, str]:
 
 def _client(
   client: ClientSettings | Client | None, changes: dict, model: Model, num_classes: int, kind: Modality
-) -> tuple[Client, dict[str, Any]]:
-  """Returns the undefended client, and what a result records of it."""
+) -> tuple[Client, dict[str, Any], ClientSettings | None]:
+  """Returns the undefended client, what a result records of it, and the settings that describe it, if any do."""
   if isinstance(client, Client):
     if changes:
       raise errors.UsageError(f'{", ".join(changes)}: a Client has settings of its own, give either')
@@ -242,9 +270,9 @@ def _client(
       )
     local = {'local_epochs': client.epochs, 'local_batch_size': client.batch_size}
     recorded = {'loss': str(client.loss), 'share': client.share, **(local if client.share == 'delta' else {})}
-    return client.undefended(), recorded
+    return client.undefended(), recorded, None
   given = settings.replaced(ClientSettings() if client is None else client, 'gradleak.scenario', **changes)
-  return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded()
+  return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded(), given
 
 
 def _checked_public(

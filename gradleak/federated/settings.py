@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -16,7 +15,6 @@ from gradleak.federated.losses import Loss, as_loss
 from gradleak.federated.optimizers import OPTIMIZERS, accumulated, adamw, proximal
 from gradleak.models import Model
 
-S = TypeVar('S')
 _CLIENT: dict[str, Any] = {'group': 'client'}
 # Recorded where they are used: of local training, and of any client.
 _OPTIONAL = (
@@ -204,31 +202,3 @@ def _rate(given: ClientSettings) -> float | optax.Schedule:
   if given.rate_decay == 1:
     return given.rate
   return lambda count: jnp.float32(given.rate) * jnp.float32(given.rate_decay) ** count.astype(jnp.float32)
-
-
-def paired(
-  what: str, kind: type[S], given: S | None, client: ClientSettings | None, usual: ClientSettings, changes: Mapping
-) -> tuple[S, ClientSettings]:
-  """Returns the settings of a main call and those of its client, each with the changes that are its fields.
-
-  Args:
-    what: the main call, for the message.
-    kind: the dataclass of its settings.
-    given: the settings; None for the defaults.
-    client: of the client; None for the usual ones, or for the defaults if a change has it share its gradient.
-    usual: of the client.
-    changes: name of a field -> value.
-
-  Raises:
-    UsageError: for a name that neither has, settings of another type, or settings of the call that are out of range.
-  """
-  if client is None:
-    client = ClientSettings() if changes.get('share') == 'gradient' else usual
-  own, local = ([field.name for field in dataclasses.fields(one)] for one in (kind, ClientSettings))  # type: ignore[arg-type]
-  for name in changes:
-    errors.check_choice(f'setting of {what}:', name, [*own, *local])
-  errors.check_instance('client', client, ClientSettings, 'ClientSettings')
-  made: Any = kind() if given is None else errors.check_instance('settings', given, kind, kind.__name__)
-  made = dataclasses.replace(made, **{name: value for name, value in changes.items() if name in own})
-  settings.check(made)
-  return made, dataclasses.replace(client, **{name: value for name, value in changes.items() if name in local})

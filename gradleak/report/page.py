@@ -76,7 +76,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
 
 
 def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
-  """Returns text -> the page of an audit, a relative link; a page that is not there is made, where the audit is.
+  """Returns text -> the page of an audit, a relative link; it is made where it is missing or older than the audit.
 
   Args:
     audits: text -> the audit's work directory, relative to the folder.
@@ -84,8 +84,8 @@ def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
   """
   links = {}
   for name, place in audits.items():
-    page = folder / place / 'report.html'
-    if not page.exists() and (folder / place / 'config.json').exists():
+    page, result = folder / place / 'report.html', folder / place / 'result.json'
+    if result.exists() and not (page.exists() and page.stat().st_mtime >= result.stat().st_mtime):
       write_audit(load(folder / place), folder / place)
     if page.exists():
       links[name] = f'{place}/report.html'

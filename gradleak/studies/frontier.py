@@ -16,9 +16,8 @@ from gradleak import data
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.audit.labelled import Labelled, listed, named_defenses
 from gradleak.audit.result import facts
-from gradleak.audit.run import check_process
 from gradleak.core import errors
-from gradleak.core.settings import setting
+from gradleak.core.settings import check, paired, setting
 from gradleak.core.storage import (
   check_sealed,
   computed_once,
@@ -31,17 +30,15 @@ from gradleak.core.storage import (
   write_atomically,
 )
 from gradleak.data import partition
-from gradleak.defenses import Bound, Context, bind
+from gradleak.defenses import Bound, bind
 from gradleak.defenses.base import sequence
 from gradleak.defenses.differential_privacy import Epsilon
+from gradleak.engine.execution import Execution
 from gradleak.engine.progress import rounds as reporter
-from gradleak.federated import Client, ClientSettings, accounting, heads, simulation, training
-from gradleak.federated.scenario import Scenario, fingerprint, scenario
-from gradleak.federated.settings import paired
+from gradleak.federated import accounting, simulation, training
+from gradleak.federated.scenario import Scenario, fingerprint
 from gradleak.federated.targets import CLASSES
-from gradleak.modalities import IMAGES, Modality
-from gradleak.models import Model, check_apply, check_variables
-from gradleak.models.model import check_finite, check_model, check_parameters, outputs_shape
+from gradleak.models.model import outputs_shape
 
 Samples = tuple[np.ndarray, np.ndarray]
 SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
@@ -52,7 +49,6 @@ WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
 TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
-LOCAL = ClientSettings(share='delta', local_batch_size=10)  # how clients train unless it is said
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}
@@ -156,29 +152,21 @@ class Task:
 
   Attributes:
     key: of the trainings and the audits.
-    client: the undefended `Client`.
-    variables: the initial model's.
-    train, test, public: (samples, targets); `public` may be None.
-    gallery: as `scenario` takes it, or None for the training samples.
+    given: the `Scenario`: the undefended client, the initial model, the training samples.
+    test: (samples, targets).
     partition: an array of sample numbers for each client.
-    settings, local: the `FrontierSettings` and `ClientSettings`.
+    settings: the `FrontierSettings`.
     config: what identifies the run, plain JSON.
-    group_size, process, progress: as `frontier` takes them.
+    how, progress: as `frontier` takes them.
   """
 
   key: jax.Array
-  client: Client
-  variables: Mapping
-  train: Samples
+  given: Scenario
   test: Samples
-  public: Samples | None
-  gallery: Any
   partition: list[np.ndarray]
   settings: FrontierSettings
-  local: ClientSettings
   config: dict
-  group_size: int | None
-  process: tuple[int, int]
+  how: Execution
   progress: str
 
   def federation(self, bound: Bound) -> simulation.Federation:
@@ -186,8 +174,9 @@ class Task:
     given = self.settings
     at_server = [stage.build(stage.numbers) for stage in bound.defense.at('round')]
     return simulation.Federation(
-      bound.client(self.client),
-      *self.train,
+      bound.client(self.given.client),
+      self.given.samples,
+      self.given.targets,
       self.partition,
       given.per_round,
       server=SERVERS[given.server](given.server_learning_rate, given.server_momentum),
@@ -195,38 +184,24 @@ class Task:
       weighting=given.weighting,
       server_noise=given.server_noise,
       drop_out=given.drop_out,
-      group_size=self.group_size,
+      group_size=self.how.group_size,
     )
 
   def ledger(self, bound: Bound) -> accounting.Ledger | None:
     """Returns what accounts for the ε of a training, or None where nothing does."""
     return accounting.ledger(
       bound.defense,
-      epochs=self.client.epochs,
+      epochs=self.given.client.epochs,
       server_noise=self.settings.server_noise,
       sampling_rate=self.settings.per_round / len(self.partition),
       delta=self.settings.delta,
     )
 
-  def scenario(self, variables: Mapping, previous: Mapping | None) -> Scenario:
-    """Returns the scenario of clients of one sample each, which all take one local step per epoch."""
-    return scenario(
-      self.client.model,
-      *(part[: self.settings.trials] for part in self.train),
-      variables=variables,
-      num_classes=self.client.num_classes,
-      dataset=self.config['dataset'],
-      client=dataclasses.replace(self.local, local_batch_size=None),
-      modality=self.client.modality,
-      public=self.public,
-      previous=previous,
-      gallery=data.Candidates(*self.train) if self.gallery is None else self.gallery,
-    )
-
-  @property
-  def context(self) -> Context:
-    """What defenses are made for."""
-    return Context(self.client, self.variables, np.shape(self.train[0])[1:], self.public)
+  @functools.cached_property
+  def audited(self) -> Scenario:
+    """The scenario of clients of one sample each, which all take one local step per epoch."""
+    local = dataclasses.replace(self.given.described_by('gradleak.frontier'), local_batch_size=None)
+    return self.given.of(slice(self.settings.trials), local)
 
   @property
   def audit_settings(self) -> AuditSettings:
@@ -234,124 +209,84 @@ class Task:
     return AuditSettings(steps=self.settings.steps, controls=self.settings.controls)
 
 
-def _checked_variables(key: jax.Array, model: Any, variables: Mapping | None, shape: tuple[int, ...]) -> Mapping:
-  """Returns the variables given, or initial ones; raises `UsageError` for those of another model."""
-  if variables is None:
-    variables = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
-  check_variables(model, variables, shape)
-  check_finite(f'the weights of {model.name!r}', variables)
-  check_apply(model, variables, shape)
-  check_parameters(model, variables)
-  return variables
-
-
-def _pairs(modality: Modality, shape: tuple[int, ...], check: Callable, **given: Any) -> list[Any]:
-  """Returns pairs (samples, targets) that are checked; None for public ones that are None."""
-  return [
-    None if pair is None and name == 'public' else data.pair(name, pair, None, shape, modality.check, check)
-    for name, pair in given.items()
-  ]
-
-
 def frontier(
   key: Any,
-  model: Model,
-  train: Samples,
+  scenario: Scenario,
   test: Samples,
   defenses: Any,
   attacks: Any = (),
   *,
   clients: int | Sequence,
-  variables: Mapping | None = None,
-  client: ClientSettings | None = None,
-  public: Samples | None = None,
-  gallery: Any = None,
   settings: FrontierSettings | None = None,
-  config: Mapping | None = None,
   workdir: Any = 'results/frontier',
-  group_size: int | None = None,
-  process: tuple[int, int] = (0, 1),
+  execution: Execution | None = None,
   progress: str = 'auto',
-  on_audit: Callable[[AuditResult, Any], None] | None = None,
-  modality: Modality = IMAGES,
   **changes: Any,
 ) -> Frontier | None:
   """Trains a federation under each defense, and attacks the uploads of clients of one sample.
 
-  `gradleak.report.write` makes a page of the result.
+  `gradleak.report.write` makes a page of the result, and of each audit.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
-    model: a `Model`.
-    train, test: (samples float32 [N, H, W, C] in [0, 1], targets as the loss takes them, int [N] by default).
+    scenario: the samples that are trained on, the initial model, and how clients train, see `gradleak.scenario`; FedAvg
+      is share='delta'. Its public samples are for defenses that need any.
+    test: (samples, targets) that nobody trains on, as the scenario's own.
     defenses: as `gradleak.audit` takes them; None is no defense. Stages of the place 'round' act at the server.
     attacks: as `gradleak.audit` takes them; without any, nothing is attacked.
     clients: how many share the training samples evenly, or an array of sample numbers for each client.
-    variables: the initial model's; initialised from `key` by default.
-    client: `ClientSettings`; by default FedAvg (share='delta') with batches of 10.
-    public: (samples, targets) that everyone holds, for defenses that need any.
-    gallery: among which the originals are to be found, as `scenario` takes it; by default the training samples.
     settings: `FrontierSettings`.
-    config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
     workdir: a folder for rounds, audits and checkpoints; a run that was stopped goes on from there.
-    group_size: clients that share one pass; changes speed, and bits.
-    process: (rank, number) of this process among several that share the defenses and the trials. It returns None; the
-      call without it, after all of them, finds what they did.
+    execution: an `Execution`: group_size (of clients), and process (several share the defenses and the trials). Such a
+      process returns None; the call without it, after all of them, finds what they did.
     progress: 'auto', 'bar', 'lines' or 'none'.
-    on_audit: called with (`AuditResult`, its folder) after each audit.
-    modality: what a sample is, as `scenario` takes it.
-    **changes: fields of `FrontierSettings` and of `ClientSettings`.
+    **changes: fields of `FrontierSettings` and of `Execution`.
 
   Raises:
     UsageError: for settings that cannot be run, before anything is trained.
   """
-  given, local = paired('gradleak.frontier', FrontierSettings, settings, client, LOCAL, changes)
+  given, how = paired(
+    'gradleak.frontier', changes, settings=(FrontierSettings, settings), execution=(Execution, execution)
+  )
+  check(given)
   key = errors.check_key('key', key, traced=False)
-  modality.check(data.two('train', train)[0])
-  shape = np.shape(train[0])[1:]
-  variables = _checked_variables(key, model, variables, shape)
-  made = dataclasses.replace(local.client(model, outputs_shape(model, variables, shape)[-1]), modality=modality)
-  heads.check_client(made, variables, shape)
-  check = functools.partial(made.targets, outputs=outputs_shape(model, variables, shape))
-  train, test, public = _pairs(modality, shape, check, train=train, test=test, public=public)
-  parts = _parts(key, simulation.decided(made.loss, train[1]), clients)
+  errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
+  client, shape = scenario.client, scenario.samples.shape[1:]
+  targets = functools.partial(client.targets, outputs=outputs_shape(client.model, scenario.variables, shape))
+  test = data.pair('test', test, None, shape, client.modality.check, targets)
+  parts = _parts(key, simulation.decided(client.loss, scenario.targets), clients)
   identity = {
     **dataclasses.asdict(given),
-    **local.plain(),
-    'model': model.name,
-    'dataset': 'custom',
+    **scenario.settings,
+    **scenario.described_by('gradleak.frontier').plain(),
     'clients': len(parts),
-    'num_classes': made.num_classes,
-    **errors.check_json('config', {} if config is None else config),
-    'data_fingerprint': fingerprint((train, test)),
-    'weights_fingerprint': fingerprint(variables),
-    **modality.recorded(train[0]),
+    'data_fingerprint': fingerprint((scenario.samples, scenario.targets, *test)),
   }
   attacks = listed(() if attacks is None else attacks)
-  task = Task(
-    key, made, variables, train, test, public, gallery, parts, given, local, identity, group_size, process, progress
-  )
-  bound = [Labelled(label, bind(defense, task.context)) for label, defense in named_defenses(defenses)]
-  return _run(task, bound, attacks, _before(task, bound, attacks), errors.check_path('workdir', workdir), on_audit)
+  task = Task(key, scenario, test, parts, given, identity, how, progress)
+  bound = [Labelled(label, bind(defense, scenario.context)) for label, defense in named_defenses(defenses)]
+  return _run(task, bound, attacks, _before(task, bound, attacks), errors.check_path('workdir', workdir))
 
 
 def _before(task: Task, bound: list[Labelled], attacks: Any) -> Scenario | None:
   """Returns the scenario before the first round, None without attacks; raises for what cannot be run."""
   given = task.settings
-  check_process(task.process, None, max(len(bound), given.trials if attacks else 0), '')
+  most = max(len(bound), given.trials if attacks else 0)
+  task.how.check('gradleak.frontier', most, '', 'group_size', 'process')
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
   if not attacks:
     return None
-  before = task.scenario(task.variables, None)
+  before = task.audited
   plan(task.key, before, _defenses(bound), attacks, given.trials, task.audit_settings)
   return before
 
 
 def _kinds(task: Task) -> np.ndarray:
   """Returns the class of each training sample, or the number of its combination of flags, from 0 on."""
-  found = simulation.decided(task.client.loss, task.train[1])
-  return found if task.client.loss.targets is CLASSES else np.unique(found, return_inverse=True)[1]
+  loss = task.given.client.loss
+  found = simulation.decided(loss, task.given.targets)
+  return found if loss.targets is CLASSES else np.unique(found, return_inverse=True)[1]
 
 
 def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]:
@@ -367,16 +302,15 @@ def _run(
   attacks: Any,
   before: Scenario | None,
   folder: pathlib.Path,
-  on_audit: Callable | None,
 ) -> Frontier | None:
   """Trains under each defense, then audits all of them before the first round; returns None of a share."""
   trained, folders, leakage, audits = {}, {}, [], {}
-  rank, number = task.process
+  rank, number = task.how.process
 
   def attacked(
     scenario_: Scenario, defenses: dict, where: pathlib.Path, of: tuple[int, int] = (0, 1)
   ) -> AuditResult | None:
-    result = audit(
+    return audit(
       task.key,
       scenario_,
       defenses,
@@ -387,9 +321,6 @@ def _run(
       process=of,
       progress=task.progress,
     )
-    if on_audit is not None and result is not None:
-      on_audit(result, where)
-    return result
 
   for index, one in enumerate(bound):
     if index % number != rank:
@@ -409,7 +340,7 @@ def _run(
       attacked(before, _defenses(bound), folder / 'audit', (rank, sharing))
     return None
   write_atomically(folder / TRAININGS, json.dumps(folders) + '\n')
-  rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.client.epochs) for one in bound}}
+  rows, methods = [], {'defenses': {one.label: facts(one.method.defense, task.given.client.epochs) for one in bound}}
   if before is not None:
     result = attacked(before, _defenses(bound), folder / 'audit')
     assert result is not None  # this process has run what was missing
@@ -440,7 +371,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
   state, rows = training.train(
     task.key,
     federation,
-    task.variables,
+    task.given.variables,
     given.rounds,
     test=task.test,
     evaluate_every=given.evaluate_every,
@@ -472,7 +403,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
   """Returns the numbers of the test samples that a model takes for another class."""
-  found, truth, _ = simulation.judged(task.client, variables, *task.test)
+  found, truth, _ = simulation.judged(task.given.client, variables, *task.test)
   return np.flatnonzero(found != truth).tolist()
 
 
@@ -480,7 +411,7 @@ def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) 
   """Returns the seconds that the defense adds to a round, measured once and kept in the folder."""
 
   def split() -> dict[str, float]:
-    without, added = training.seconds_split(federation, task.variables, task.key)
+    without, added = training.seconds_split(federation, task.given.variables, task.key)
     return {'seconds_without': without, 'seconds_defense': added}
 
   return computed_once(folder / 'split.json', split)['seconds_defense']
@@ -496,7 +427,7 @@ def _after_rounds(task: Task, one: Labelled, folder: pathlib.Path, attacked: Cal
     every, number = task.settings.attack_every, row['round']
     if not every or number % every:
       return
-    current = task.scenario(state.variables, task.variables)
+    current = task.audited.trained(state.variables, task.given.variables)
     result = attacked(current, {one.label: one.method.defense}, folder / f'audit-{number:05}')
     assert result is not None  # the process that trains runs all of it
     _remember(folder, Leak(one.label, number, result.rows))

@@ -31,13 +31,12 @@ from gradleak import metrics
 from gradleak.adaptive import likelihood
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, named_defenses, text
-from gradleak.audit.run import check_group_size, check_process
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.audit.uploads import Send, uploads
-from gradleak.core import errors, settings
+from gradleak.core import errors
 from gradleak.core.locks import alone
-from gradleak.core.settings import setting
+from gradleak.core.settings import check, paired, setting
 from gradleak.core.storage import (
   Workdir,
   damaged,
@@ -54,6 +53,7 @@ from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE
 from gradleak.defenses.defense import Bound, bind
 from gradleak.engine import driver
+from gradleak.engine.execution import Execution
 from gradleak.engine.parts import told
 from gradleak.engine.progress import computing, end, note, reporter
 from gradleak.federated.scenario import Scenario
@@ -195,8 +195,7 @@ def identify(
   *,
   settings: IdentificationSettings | None = None,
   workdir: Any = None,
-  group_size: int | None = None,
-  process: tuple[int, int] = (0, 1),
+  execution: Execution | None = None,
   progress: str | Callable = 'auto',
   **changes: Any,
 ) -> Identification | None:
@@ -212,10 +211,9 @@ def identify(
     num_trials: T.
     settings: `IdentificationSettings`; each may also be given as a keyword argument.
     workdir: a folder for results; a run that was killed goes on with the defense where it stopped.
-    group_size: candidates that are simulated in one pass; None takes a measured default.
-    process: (rank, number) of this process among several that share the defenses and the work directory.
+    execution: an `Execution`: group_size (of candidates), and process (several share the defenses).
     progress: 'auto', 'bar', 'lines' or 'none'.
-    **changes: fields of `IdentificationSettings`.
+    **changes: fields of `IdentificationSettings` and of `Execution`.
 
   Returns:
     An `Identification`; None while parts of other processes are missing.
@@ -224,7 +222,10 @@ def identify(
     UsageError: for settings that cannot be run; for a gallery without labels where they are to be known; for a batch
       whose candidates' updates do not fit.
   """
-  given = _settings(settings, changes)
+  given, how = paired(
+    'gradleak.identify', changes, settings=(IdentificationSettings, settings), execution=(Execution, execution)
+  )
+  check(given)
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
   errors.check_number('trials', num_trials, low=1, high=10**6, integer=True)
@@ -237,16 +238,15 @@ def identify(
     'listed': len(listed.samples),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
-  check_group_size(group_size)
-  check_process(process, None, num_trials, workdir)
+  how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')
   show = progress if progress is None or callable(progress) else reporter(progress)
-  size = driver.default_group_size(scenario.variables, 1) if group_size is None else group_size
+  size = how.size(scenario.variables)
   started, tables = time.monotonic(), {name: [] for name in _FILES}
-  with alone(workdir, process):
-    store = None if workdir is None else Workdir(workdir, config, {'group_size': size}, process[1] > 1)
+  with alone(workdir, how.process):
+    store = None if workdir is None else Workdir(workdir, config, {'group_size': size}, how.process[1] > 1)
     run = _Run(key, scenario, given, listed, num_trials, size, show)
     try:
-      rows = _all(run, store, [(one, name, alter) for name, alter in copies.items() for one in chosen], process)
+      rows = _all(run, store, [(one, name, alter) for name, alter in copies.items() for one in chosen], how.process)
     finally:
       end(show)
     if rows is None:
@@ -309,12 +309,6 @@ def _write(folder: pathlib.Path, made: Identification) -> None:
     write_atomically(folder / file, content)
   facts = {'config': made.config, 'seconds': made.seconds}
   seal(folder / RESULT, plain(facts), {file: description(content) for file, content in contents.items()})
-
-
-def _settings(given: IdentificationSettings | None, changes: dict) -> IdentificationSettings:
-  made = settings.replaced(IdentificationSettings() if given is None else given, 'gradleak.identify', **changes)
-  settings.check(errors.check_instance('settings', made, IdentificationSettings, 'IdentificationSettings'))
-  return made
 
 
 def _copies(scenario: Scenario, text: str) -> dict[str, Callable]:

@@ -9,11 +9,12 @@ import numpy as np
 
 from gradleak.audit import AuditResult, AuditSettings, Planned, audit, planned_of
 from gradleak.audit import plan as plan_of
-from gradleak.audit.run import check_group_size, check_process
 from gradleak.core import errors
 from gradleak.core import settings as settings_of
+from gradleak.core.settings import paired
 from gradleak.core.storage import json_lines, write_atomically
 from gradleak.engine import driver
+from gradleak.engine.execution import Execution
 from gradleak.engine.progress import end, note, reporter
 from gradleak.federated.scenario import Scenario
 
@@ -58,9 +59,7 @@ def sweep(
   *,
   workdir: Any,
   settings: AuditSettings | None = None,
-  group_size: int | None = None,
-  process: tuple[int, int] = (0, 1),
-  shards: int | None = None,
+  execution: Execution | None = None,
   progress: str | Callable = 'auto',
   say: Callable[[str], Any] = print,
   on_result: Callable[[pathlib.Path, AuditResult], Any] | None = None,
@@ -72,11 +71,10 @@ def sweep(
     audits: {name: (key, scenario)}; the names become folders of `workdir`.
     defenses, attacks, num_trials: as `gradleak.audit` takes them; grids are lists.
     workdir: a folder; an audit that is complete there is not run again, and audits may be added later.
-    settings: `AuditSettings`.
-    group_size, process, shards, progress: as `gradleak.audit` takes them.
+    settings, execution, progress: as `gradleak.audit` takes them.
     say: called with the plan before anything runs, and with a forecast once the first chunks are timed.
     on_result: called with (folder, `AuditResult`) after each audit that is complete.
-    **changes: fields of `AuditSettings`.
+    **changes: fields of `AuditSettings` and of `Execution`.
 
   Returns:
     A list of the audits' rows, as in `rows.jsonl`; None while parts of other processes are missing.
@@ -84,13 +82,12 @@ def sweep(
   Raises:
     UsageError: for settings that cannot be run, before anything is compiled or written.
   """
-  given = settings_of.replaced(AuditSettings() if settings is None else settings, 'gradleak.sweep', **changes)
-  check_group_size(group_size)
-  check_process(process, shards, num_trials, workdir)
+  given, how = paired('gradleak.sweep', changes, settings=(AuditSettings, settings), execution=(Execution, execution))
+  how.check('gradleak.sweep', num_trials, workdir)
   planned = plan(audits, defenses, attacks, num_trials, given)
   shown = progress if progress is None or callable(progress) else reporter(progress)
-  forecast = _Forecast(planned, process[1], shown, say)
-  say(_in_words(audits, planned, process, group_size, given))
+  forecast = _Forecast(planned, how.process[1], shown, say)
+  say(_in_words(audits, planned, how, given))
   folder, rows, missing = errors.check_path('workdir', workdir), [], []
   for name, (key, scenario) in audits.items():
     forecast.audit = name
@@ -102,9 +99,7 @@ def sweep(
       num_trials,
       settings=given,
       workdir=folder / name,
-      group_size=group_size,
-      process=process,
-      shards=shards,
+      execution=how,
       progress=forecast,
     )
     if result is None:
@@ -119,18 +114,12 @@ def sweep(
   return rows
 
 
-def _in_words(
-  audits: Audits,
-  planned: Mapping[str, list[Planned]],
-  process: tuple[int, int],
-  group_size: int | None,
-  given: AuditSettings,
-) -> str:
+def _in_words(audits: Audits, planned: Mapping[str, list[Planned]], how: Execution, given: AuditSettings) -> str:
   """Returns the plan: what is compiled, what is run."""
   lines, compiled = [], set()
   for name, structures in planned.items():
     _, scenario = audits[name]
-    size = group_size or driver.default_group_size(scenario.variables, given.batch_size)
+    size = how.size(scenario.variables, given.batch_size)
     for structure in structures:
       program = (scenario.client, structure)
       again = ' (compiled already)' if program in compiled else ''
@@ -139,7 +128,7 @@ def _in_words(
         f'  {name}: {structure.attack}, {structure.runs:,} runs of {structure.num_steps:,} steps, '
         f'{-(-structure.runs // size):,} groups of {size}{again}'
       )
-  rank, processes = process
+  rank, processes = how.process
   share = f'; this is process {rank} of {processes}' if processes > 1 else ''
   runs = sum(structure.runs for structures in planned.values() for structure in structures)
   attacks = sum(len(structures) for structures in planned.values())

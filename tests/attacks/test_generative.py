@@ -338,7 +338,6 @@ def digits():
     model,
     private.samples,
     private.targets,
-    num_classes=10,
     key=jax.random.key(0),
     public=(public.samples, public.targets),
   )

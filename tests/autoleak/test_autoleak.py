@@ -192,10 +192,10 @@ def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenar
 
 
 def test_a_list_without_labels_is_ranked_by_every_label(scenario):
-  run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none')
+  run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none', gl.Execution())
   run_of.rank(ensemble.Ranking('likelihood'))
   assert run_of.ranked[0]['named'] == [0, 1]
-  both = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 1, 2, True, None, 'none')
+  both = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 1, 2, True, None, 'none', gl.Execution())
   both.rank(ensemble.Ranking('likelihood'))
   (entry,) = both.stages
   assert not both.ranked and "labels='unknown' is for one sample" in entry['left_out']['likelihood']
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_used_is_not_taken_for_a_ranking_that_does_not_a
     raise errors.FolderError('the work directory is in use by another process')
 
   monkeypatch.setattr(MODULE, 'identify', held)
-  run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none')
+  run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none', gl.Execution())
   with pytest.raises(errors.FolderError):
     run_of.rank(ensemble.Ranking('likelihood'))
 
@@ -454,7 +454,7 @@ def test_every_stage_runs_on_a_network_with_convolutions(scenario):
   model = gl.models.create('lenet', 10, init='explicit')
   public = tuple(np.concatenate([each] * 7) for each in scenario.public)  # as many as a generator needs
   other = gl.scenario(model, scenario.samples, scenario.targets, key=jax.random.key(0), dataset='digits', public=public)
-  run_of = MODULE._Run(jax.random.key(1), other, {'none': None}, 2, 1, True, None, 'none')
+  run_of = MODULE._Run(jax.random.key(1), other, {'none': None}, 2, 1, True, None, 'none', gl.Execution())
   for one in (stage for stage in ensemble.ENSEMBLES['images'] if isinstance(stage, ensemble.Stage)):
     settings = gl.AuditSettings(restarts=one.restarts, rounds=one.rounds, labels='known', controls=2)
     left_out = run_of._left_out(one, settings)

@@ -93,7 +93,7 @@ def test_every_query_draws_noise_of_its_own(small_images, monkeypatch):
     return send
 
   monkeypatch.setattr(fishing, 'sender', recorded)
-  scenario = gl.scenario(model, images, [1, 1, 0, 2, 3, 4, 5, 6], key=jax.random.key(0), num_classes=10)
+  scenario = gl.scenario(model, images, [1, 1, 0, 2, 3, 4, 5, 6], key=jax.random.key(0))
   found = fishing.caught(gl.servers.feature_fishing(target=1), scenario, None, jax.random.key(0))
   assert len(set(keys)) == len(keys) == found.queries > 1
 

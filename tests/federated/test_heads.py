@@ -82,7 +82,7 @@ def test_a_network_without_such_a_head_is_not_run(small_images, monkeypatch):
 
 
 @pytest.mark.parametrize('labels', [0, 1])
-@pytest.mark.parametrize('options', [{}, {'num_classes': 2}, {'loss': 'squared_error'}])
+@pytest.mark.parametrize('options', [{}, {'loss': 'squared_error'}])
 def test_one_logit_is_refused_with_the_two_that_mean_the_same(labels, options, small_images):
   images = small_images[0]
   labels = np.full(len(images), labels, np.int32)

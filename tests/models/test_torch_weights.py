@@ -341,7 +341,6 @@ def test_weights_that_are_not_finite_are_refused_by_name(value, tmp_path, small_
     lambda: gl.scenario(model, *small_images, variables=variables),
     lambda: built.trained(variables),
     lambda: built.trained(built.variables, variables),
-    lambda: gl.scenario(model, *small_images, key=jax.random.key(0), previous=variables),
     lambda: gl.models.agreement(model, variables, small_images[0], np.zeros((8, 10))),
     lambda: gl.inspect(model, variables, (8, 8, 1)),
     lambda: gl.attack(jax.random.key(0), model, variables, built.variables['params'], sample_shape=(8, 8, 1)),

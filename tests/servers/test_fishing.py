@@ -42,7 +42,7 @@ def cosine(a, b):
 
 @pytest.fixture(scope='module')
 def fished(network, small_images, prepared):
-  scenario = gradleak.scenario(network[0], *small_images, variables=network[1], num_classes=10)
+  scenario = gradleak.scenario(network[0], *small_images, variables=network[1])
   return prepared(class_fishing(target=3), scenario, 8)
 
 
@@ -252,7 +252,7 @@ def pair():
   chosen = np.r_[np.flatnonzero(labels[:300] == 3)[2:4], np.flatnonzero(labels[:300] != 3)[:6]]
   public = images[300:], labels[300:]
   return gradleak.scenario(
-    models.from_flax(Dense()), images[chosen], labels[chosen], key=jax.random.key(10), num_classes=10, public=public
+    models.from_flax(Dense()), images[chosen], labels[chosen], key=jax.random.key(10), public=public
   )
 
 
@@ -433,7 +433,7 @@ def test_running_statistics_become_those_of_public_images(small_images, prepared
 @pytest.mark.parametrize('fishing_for', [class_fishing, feature_fishing])
 def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, small_images, prepared, fishing_for):
   def scenario(**settings):
-    return gradleak.scenario(network[0], *small_images, variables=network[1], num_classes=10, **settings)
+    return gradleak.scenario(network[0], *small_images, variables=network[1], **settings)
 
   def with_model(model):
     return honest._replace(client=dataclasses.replace(honest.client, model=model))

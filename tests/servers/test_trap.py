@@ -67,7 +67,7 @@ def scenario(module, images, labels=None, **settings):
   model = module if isinstance(module, models.Model) else models.from_flax(module)
   labels = np.arange(len(images), dtype=np.int32) % 10 if labels is None else labels
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), images.shape[1:])
-  return gradleak.scenario(model, images, labels, variables=variables, num_classes=10, **settings)
+  return gradleak.scenario(model, images, labels, variables=variables, **settings)
 
 
 def observe(sent, count):

@@ -17,13 +17,14 @@ import numpy as np
 from gradleak.audit import AuditResult, audit, plan
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import frame
-from gradleak.audit.run import check_process
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.verdict import LEVELS, worst
 from gradleak.core import errors
+from gradleak.core.settings import paired
 from gradleak.core.storage import description, json_lines, made_folder, plain, seal, write_atomically
 from gradleak.defenses import NO_DEFENSE, Mechanism
 from gradleak.defenses.defense import Defense, bind
+from gradleak.engine.execution import Execution
 from gradleak.engine.progress import end, note, reporter
 from gradleak.federated.scenario import Scenario
 from gradleak.studies.autoleak import flags
@@ -133,8 +134,9 @@ def autoleak(
   staged: bool = True,
   malicious: bool = True,
   workdir: Any = None,
-  process: tuple[int, int] = (0, 1),
+  execution: Execution | None = None,
   progress: str | Callable = 'auto',
+  **changes: Any,
 ) -> AutoLeak | None:
   """Runs the ensemble against defenses and returns the worst that it sees of each sample.
 
@@ -151,8 +153,9 @@ def autoleak(
     staged: whether samples that are exact already are left out of later stages; False runs everything on all of them.
     malicious: whether servers that modify the model are run, too; they are counted apart.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
-    process: (rank, number) of this process among several that share the work and the work directory.
+    execution: an `Execution`: group_size, and process (several share the work and the work directory).
     progress: 'auto', 'bar', 'lines' or 'none', or a callback, see `gradleak.audit`.
+    **changes: fields of `Execution`.
 
   Returns:
     An `AutoLeak`. None where the next stage waits for shares of other processes: this one is to be called again when
@@ -170,8 +173,9 @@ def autoleak(
   if not any(one.label == 'none' for one in chosen):
     chosen = [*named_defenses([None]), *chosen]
   given = {one.label: None if one.label == 'none' else one.method for one in chosen}
-  check_process(process, None, num_trials, workdir)
-  run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress, process)
+  (how,) = paired('gradleak.autoleak', changes, execution=(Execution, execution))
+  how.check('gradleak.autoleak', num_trials, workdir, 'group_size', 'process')
+  run = _Run(key, scenario, given, num_trials, batch_size, staged, workdir, progress, how)
   started = time.monotonic()
   try:
     for stage in _stages(scenario):
@@ -205,10 +209,10 @@ class _Run:
     staged: bool,
     workdir: Any,
     progress: str | Callable,
-    process: tuple[int, int] = (0, 1),
+    how: Execution,
   ):
     self.key, self.scenario, self.defenses, self.num_trials = key, scenario, defenses, num_trials
-    self.batch_size, self.staged, self.process = batch_size, staged, process
+    self.batch_size, self.staged, self.how = batch_size, staged, how
     self.show = progress if progress is None or callable(progress) else reporter(progress)
     self.folder = None if workdir is None else made_folder(workdir)
     self.audits: dict[str, AuditResult] = {}
@@ -237,7 +241,7 @@ class _Run:
       settings=settings,
       only=targets,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
-      process=self.process,
+      execution=self.how,
       progress='none' if self.show is None else self.show,
     )
     if found is None:
@@ -285,7 +289,7 @@ class _Run:
       labels='known' if np.all(self.scenario.gallery.targets >= 0) else 'unknown',
       controls=CONTROLS,
       workdir=None if self.folder is None else self.folder / folder_of(stage.name),
-      process=self.process,
+      execution=self.how,
       progress='none' if self.show is None else self.show,
     )
 

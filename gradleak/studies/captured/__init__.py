@@ -25,7 +25,7 @@ from gradleak.audit.result import frame
 from gradleak.audit.settings import AuditSettings
 from gradleak.core import errors
 from gradleak.core.locks import alone
-from gradleak.core.settings import setting
+from gradleak.core.settings import check, paired, setting
 from gradleak.core.storage import Workdir, description, packed, plain, seal, write_atomically
 from gradleak.core.trees import Tree
 from gradleak.defenses import Defense
@@ -35,7 +35,6 @@ from gradleak.engine.progress import end, reporter
 from gradleak.federated import Client, ClientSettings
 from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
-from gradleak.federated.settings import paired
 from gradleak.federated.targets import CLASSES
 from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, outputs_shape
@@ -67,7 +66,14 @@ _ATTACKER: dict[str, Any] = {'group': 'attacker', 'integer': True}
 
 @dataclasses.dataclass(frozen=True)
 class CapturedSettings:
-  """The settings of `attack` that are no objects; each is a keyword argument and a flag of launch/attack.py."""
+  """What is assumed of the update, and how it is attacked; each is a keyword argument, and a flag of launch/attack.py.
+
+  Attributes:
+    sample_shape: (H, W, C); by default derived where only one usual shape fits.
+    labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
+      By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
+    defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
+  """
 
   num_samples: int = setting(1, 'Private samples behind the update.', low=1, high=10**4, **_ATTACKER)
   restarts: int = setting(1, 'Starts per attack; the least matching distance is kept.', low=1, high=10**4, **_ATTACKER)
@@ -75,6 +81,9 @@ class CapturedSettings:
     None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
   controls: int = setting(4, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
+  sample_shape: Sequence[int] | None = setting(None, 'Shape of each private sample.')
+  labels: Any = setting(None, 'Labels of the private samples, or how they are obtained.')  # noqa: RUF009
+  defense: Any = setting(None, 'What the client is known to use.')  # noqa: RUF009
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +127,7 @@ def attack(
   update: Any,
   *,
   attacks: Any = None,
-  sample_shape: Sequence[int] | None = None,
-  labels: Any = None,
   client: ClientSettings | None = None,
-  defense: Any = None,
   truth: Any = None,
   given: CapturedSettings | None = None,
   workdir: Any = None,
@@ -137,14 +143,11 @@ def attack(
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
     attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, with `fidel` and `peeling`
       where they apply; `annealed` for one step with max pools, `ladder(match='sign')` for one of Adam or signs.
-    sample_shape: (H, W, C); by default derived where only one usual shape fits.
-    labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
-      By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
-    defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
     truth: (samples [N, H, W, C], targets as the loss takes them), all that are behind the update, of an auditor who
       owns them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
-    given: `CapturedSettings`; its fields may also be given one by one: num_samples, restarts, steps, controls.
+    given: `CapturedSettings`; its fields may also be given one by one, as keyword arguments: num_samples, sample_shape,
+      labels, defense, restarts, steps, controls.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
     **fields: of `ClientSettings` and `CapturedSettings`.
@@ -160,14 +163,16 @@ def attack(
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
   show = progress if progress is None or callable(progress) else reporter(progress)
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
-  chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
-  shape = check_sample_shape(sample_shape) if sample_shape is not None else derived_image_shape(model, variables)
+  chosen, trained = paired('gradleak.attack', fields, given=(CapturedSettings, given), client=(ClientSettings, client))
+  check(chosen)
+  shape = chosen.sample_shape
+  shape = derived_image_shape(model, variables) if shape is None else check_sample_shape(shape)
   of_classes = as_loss(trained.loss).targets is CLASSES
-  mode, known = _labels(labels, chosen.num_samples, of_classes)
+  mode, known = _labels(chosen.labels, chosen.num_samples, of_classes)
   owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned)
   update, factor, lost = checked(update, stand_in.variables['params'])
-  protected = parse(defense) if isinstance(defense, str) else as_defense(defense)
+  protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   signs = of_signs(update) or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
   named = _attacks(attacks, key, stand_in, chosen, signs)
   _check_size(mode, update, factor)
@@ -175,7 +180,7 @@ def attack(
   groups = [
     _group(key, stand_in, one, protected, chosen, _mode(mode, one.method, stand_in.client, rule)) for one in named
   ]
-  config = _config(key, stand_in, update, groups, chosen, labels, protected, owned is not None)
+  config = _config(key, stand_in, update, groups, chosen, protected, owned is not None)
   warned = [
     *of_scale(update, factor, lost),
     *hints(
@@ -340,11 +345,11 @@ def _config(
   update: Tree,
   groups: list[Group],
   chosen: CapturedSettings,
-  labels: Any,
   protected: Defense,
   judged: bool,
 ) -> dict[str, Any]:
   """Returns what identifies a run, plain JSON."""
+  labels = chosen.labels
   left_out = ('dataset', 'public_fingerprint', 'previous_fingerprint', *([] if judged else ['data_fingerprint']))
   return {
     **{name: value for name, value in stand_in.settings.items() if name not in left_out},
@@ -354,7 +359,7 @@ def _config(
     'methods': [str(group.attacks[0].method) for group in groups],
     'defense': str(protected),
     'labels': labels if labels is None or isinstance(labels, str) else np.asarray(labels).reshape(-1).tolist(),
-    **dataclasses.asdict(chosen),
+    **{name: getattr(chosen, name) for name in ('num_samples', 'restarts', 'steps', 'controls')},
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
 

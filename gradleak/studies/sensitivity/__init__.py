@@ -12,25 +12,25 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import data, metrics
+from gradleak import metrics
 from gradleak.attacks import csdlg_fast
 from gradleak.attacks.base import as_attack
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.core import errors
+from gradleak.core.settings import check, paired
 from gradleak.defenses.defense import as_defense
+from gradleak.engine.execution import Execution
 from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import ClientSettings, simulation, training
-from gradleak.federated.scenario import Scenario, scenario
-from gradleak.federated.settings import paired
-from gradleak.models import Model, check_variables
-from gradleak.models.model import check_finite, check_model, outputs_shape
+from gradleak.federated.scenario import Scenario
+from gradleak.modalities import IMAGES
 from gradleak.studies.sensitivity.assumptions import (
   LABORATORY,
   LOCAL,
@@ -60,7 +60,6 @@ __all__ = [
   'SensitivitySettings', 'Setting', 'assumptions', 'effect', 'judged', 'redrawn', 'sensitivity', 'untrained',
 ]  # fmt: skip
 
-Samples = tuple[np.ndarray, np.ndarray]
 _HELD_OUT = 4  # one of so many public images measures the accuracy, the others train
 
 
@@ -69,162 +68,116 @@ class _Task:
   """What all settings of one call share; arguments of `sensitivity`, checked."""
 
   key: jax.Array
-  model: Model
-  samples: Samples
-  public: Samples | None
-  variables: Mapping
-  given: bool
-  num_classes: int
+  given: Scenario
   settings: SensitivitySettings
   config: dict
   folder: Any
-  group_size: int | None
+  how: Execution
   progress: str
-  gallery: Any = None
 
 
 def sensitivity(
   key: Any,
-  model: Model,
-  images: Any,
-  labels: Any,
+  scenario: Scenario,
   *,
   attack: Any = None,
-  client: ClientSettings | None = None,
   defense: Any = None,
-  variables: Mapping | None = None,
-  public: Samples | None = None,
-  num_classes: int | None = None,
-  gallery: Any = None,
   chosen: Sequence[Assumption] | None = None,
   settings: SensitivitySettings | None = None,
-  config: Mapping | None = None,
   workdir: Any = 'results/sensitivity',
-  group_size: int | None = None,
+  execution: Execution | None = None,
   progress: str = 'auto',
-  on_audit: Callable[[AuditResult, Any], None] | None = None,
   **changes: Any,
 ) -> Sensitivity:
   """Attacks the laboratory setting, drops one assumption at a time, and all; restores each alone in production.
 
-  `gradleak.report.write` makes a page of the result.
+  `gradleak.report.write` makes a page of the result, and of each audit.
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
-    model: a `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
-    samples, targets: floats [N, H, W, C] in [0, 1] and integers [N], N ≥ trials · batch_size · cohort. In production
-      trial t is the t-th batch; where an upload is of one image, it is the first of that batch, which all share.
+    scenario: production: N ≥ trials · batch_size · cohort private images, how the client trains, and its model, see
+      `gradleak.scenario`. Weights that were drawn there are trained on its public images. Weights that were given stay.
+      Trial t is the t-th batch; where an upload is of one image, it is the first of that batch, which all share. A
+      quarter of the public images measures the accuracy.
     attack: one of `gradleak.attacks`; `csdlg_fast(tv=1e-6)` by default.
-    client: `ClientSettings` of production; by default it shares its delta after two epochs in batches of two.
     defense: the client's in production, or None.
-    variables: the weights that the client is sent in production, such as trained ones; by default initialised from
-      `key`, then trained on the public images.
-    public: (samples, targets) apart from the private ones, to train on; a quarter of them measures the accuracy.
-    num_classes: number of classes; by default as many as the model returns.
-    gallery: among which the originals are to be found, as `scenario` takes it; by default the images that are given.
     chosen: `Assumption`s in the order in which they are dropped; `assumptions` by default.
     settings: `SensitivitySettings`.
-    config: what else identifies the run, plain JSON, such as {'dataset': 'my photographs'}.
     workdir: a folder, which holds one folder per audit; a run that was stopped goes on from there.
-    group_size: as `gradleak.audit` takes it.
+    execution: an `Execution`: group_size, as `gradleak.audit` takes it.
     progress: 'auto', 'bar', 'lines' or 'none'.
-    on_audit: called with (`AuditResult`, its folder) after each audit.
-    **changes: fields of `SensitivitySettings` and of `ClientSettings`, the latter of production.
+    **changes: fields of `SensitivitySettings` and of `Execution`.
 
   Raises:
     UsageError: for settings that cannot be run, before anything is trained or attacked.
   """
-  given, local = paired('gradleak.sensitivity', SensitivitySettings, settings, client, LOCAL, changes)
+  given, how = paired(
+    'gradleak.sensitivity', changes, settings=(SensitivitySettings, settings), execution=(Execution, execution)
+  )
+  check(given)
   key = errors.check_key('key', key, traced=False)
   method = csdlg_fast(tv=1e-6) if attack is None else as_attack(attack)
   hidden = as_defense(defense)
-  task = _task(
-    key, model, (images, labels), public, variables, num_classes, given, local, config, workdir, group_size, progress
-  )
-  task = dataclasses.replace(task, gallery=data.Candidates(images, labels) if gallery is None else gallery)
+  how.check('gradleak.sensitivity', given.trials, workdir, 'group_size')
+  task = _Task(key, _checked(scenario, given), given, {}, errors.check_path('workdir', workdir), how, progress)
+  reporter(progress, 1)  # an unknown mode says so now
+  local, classes = scenario.described_by('gradleak.sensitivity'), scenario.client.num_classes
   if chosen is None:
     chosen = assumptions(
       local,
       method,
       given,
       defense=hidden if hidden.stages else None,
-      num_classes=task.num_classes,
-      public=task.public,
-      batch_norm=bool(task.variables.get('batch_stats')),
-      given=task.given,
+      num_classes=classes,
+      public=scenario.public,
+      batch_norm=bool(scenario.variables.get('batch_stats')),
+      given=not scenario.drawn,
     )
   check_assumptions(chosen)
-  labels_of = 'auto' if method(LOCAL.client(PROBE, task.num_classes)).labels == 'unused' else 'known'
+  labels_of = 'auto' if method(LOCAL.client(PROBE, classes)).labels == 'unused' else 'known'
   start = Setting(
     ClientSettings(loss=local.loss, batch_norm='eval'),
     AuditSettings(steps=given.steps, controls=given.controls, labels=labels_of),
     method,
     as_defense(None),
   )
-  task.config.update(attack=str(method), defense=str(hidden) if hidden.stages else None, **local.recorded())
-  return _run(task, list(chosen), start, on_audit)
+  told = {'attack': str(method), 'defense': str(hidden) if hidden.stages else None}
+  task.config.update(**dataclasses.asdict(given), **scenario.settings, **told)
+  return _run(task, list(chosen), start)
 
 
-def _task(
-  key: jax.Array,
-  model: Any,
-  samples: tuple,
-  public: Any,
-  variables: Mapping | None,
-  num_classes: int | None,
-  given: SensitivitySettings,
-  local: ClientSettings,
-  config: Any,
-  workdir: Any,
-  group_size: int | None,
-  progress: str,
-) -> _Task:
-  """Returns the arguments of `sensitivity`, checked."""
-  images, labels = data.pair('images and labels', samples, num_classes)
+def _checked(scenario: Any, given: SensitivitySettings) -> Scenario:
+  """Returns the scenario of production with the images that are attacked, all other things being checked."""
+  errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
+  local = scenario.described_by('gradleak.sensitivity')
+  if scenario.client.modality is not IMAGES:
+    raise errors.UsageError(
+      f'gradleak.sensitivity measures images, and these are samples of {scenario.client.modality.name!r}: call '
+      'gradleak.audit'
+    )
+  images, public = scenario.samples, scenario.public
   needed = given.trials * given.batch_size * local.cohort
   if len(images) < needed:
     raise errors.UsageError(
       f'{given.trials} trials of {needed // given.trials} images need {needed}, there are {len(images)}: give fewer '
       'trials or a smaller batch_size'
     )
-  shape = images.shape[1:]
-  own = jax.jit(check_model(model).init, static_argnums=1)(jax.random.fold_in(key, 0), shape)
-  if variables is not None:
-    check_variables(model, variables, shape)
-    check_finite(f'the weights of {model.name!r}', variables)
-  weights = own if variables is None else variables
-  classes = num_classes or outputs_shape(model, weights, shape)[-1]
-  reporter(progress, 1)  # an unknown mode says so now
-  if public is not None:
-    public = data.pair('public', public, classes, shape)
-    least = _HELD_OUT * given.training_clients
-    if len(public[0]) < least:
-      raise errors.UsageError(
-        f'public holds {len(public[0])} images, and {given.training_clients} clients that train on them need {least}'
-      )
-  identity = {
-    **dataclasses.asdict(given),
-    'model': model.name,
-    'dataset': 'custom',
-    'num_classes': classes,
-    'image_shape': list(shape),
-    **errors.check_json('config', {} if config is None else config),
-  }
-  folder = errors.check_path('workdir', workdir)
-  chosen = images[:needed], labels[:needed]
-  return _Task(
-    key, model, chosen, public, weights, variables is not None, classes, given, identity, folder, group_size, progress
-  )
+  least = _HELD_OUT * given.training_clients
+  if public is not None and len(public[0]) < least:
+    raise errors.UsageError(
+      f'public holds {len(public[0])} images, and {given.training_clients} clients that train on them need {least}'
+    )
+  return scenario.of(slice(needed), local)
 
 
-def _run(task: _Task, chosen: list[Assumption], start: Setting, on_audit: Callable | None) -> Sensitivity:
+def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
   """Trains, then runs one audit per setting, or finds them in the work directory."""
   used = [one for one in chosen if not one.skipped]
   steps = steps_of(used)
   settings = {name: _setting(start, used, dropped) for name, dropped in steps.items()}
   for name in (LABORATORY, PRODUCTION):  # what cannot be run says so now
     one = settings[name]
-    made = _scenario(task, one, task.variables)
+    made = _scenario(task, one, task.given.variables)
     plan(task.key, made, [one.defense], [one.attack], task.settings.trials, one.audit)
   weights: dict[tuple[bool, bool], Mapping] = {}
   accuracy: dict[str, dict[str, float]] = {}
@@ -247,18 +200,16 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting, on_audit: Callab
       task.settings.trials,
       settings=one.audit,
       workdir=folder,
-      group_size=task.group_size,
+      execution=task.how,
       progress=task.progress,
     )
     assert result is not None  # this process runs all of it
-    if on_audit is not None:
-      on_audit(result, folder)
     found, image = _found(name, result)
     rows += found
     examples[name], audits[name] = image, folder.name
     methods = _joined(methods, result.methods)
     seconds += result.seconds
-  truth = task.samples[0][0]
+  truth = task.given.samples[0]
   return Sensitivity(task.config, chosen, steps, rows, examples, truth, accuracy, audits, methods, seconds)
 
 
@@ -276,20 +227,9 @@ def _setting(start: Setting, used: Sequence[Assumption], dropped: Sequence[str])
 
 def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
   """Returns the scenario of a setting: all images, or the first of each batch where an upload is of one image."""
-  apart = max(1, len(task.samples[0]) // (task.settings.trials * one.audit.batch_size))
-  images, labels = (part[::apart] for part in task.samples)
-  return scenario(
-    task.model,
-    images,
-    labels,
-    variables=variables,
-    num_classes=task.num_classes,
-    dataset=task.config['dataset'],
-    client=one.client,
-    public=task.public,
-    gallery=task.gallery,
-    notes={'init': _origin(one.wide), 'trained': one.trained},
-  )
+  apart = max(1, len(task.given.samples) // (task.settings.trials * one.audit.batch_size))
+  made = task.given.of(slice(None, None, apart), one.client).trained(variables)
+  return made.noted({'init': _origin(one.wide), 'trained': one.trained})
 
 
 def _origin(wide: bool) -> str:
@@ -323,12 +263,12 @@ def redrawn(key: jax.Array, variables: Mapping) -> dict:
 
 def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str, float], float]:
   """Returns (variables, accuracies measured, seconds); a training goes on from its folder."""
-  start = redrawn(jax.random.fold_in(task.key, 2), task.variables) if wide else task.variables
+  start = redrawn(jax.random.fold_in(task.key, 2), task.given.variables) if wide else task.given.variables
   if not trained:
     return start, {}, 0.0
-  assert task.public is not None
+  assert task.given.public is not None
   given, began = task.settings, time.monotonic()
-  images, labels = task.public
+  images, labels = task.given.public
   order = np.asarray(jax.random.permutation(jax.random.fold_in(task.key, 3), len(images)))
   held, rest = np.split(order, [len(order) // _HELD_OUT])
   size = len(rest) // given.training_clients
@@ -336,7 +276,7 @@ def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str,
     share='delta', optimizer='adam', learning_rate=given.training_rate, local_batch_size=min(8, size)
   )
   federation = simulation.Federation(
-    local.client(task.model, task.num_classes),
+    local.client(task.given.client.model, task.given.client.num_classes),
     images[rest],
     labels[rest],
     np.split(np.arange(given.training_clients * size), given.training_clients),
@@ -359,7 +299,7 @@ def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str,
   )
   measured = {
     'trained': rows[-1]['accuracy'],
-    'untrained': simulation.accuracy(task.model, start, *test)[0],
+    'untrained': simulation.accuracy(task.given.client.model, start, *test)[0],
     'guessing': float(np.bincount(test[1]).max() / len(held)),
   }
   return state.variables, measured, time.monotonic() - began
