@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from benchmarks import harness, setting
 from benchmarks.harness import Column, Variant
 from gradleak.engine import driver, groups
+from gradleak.engine.groups import Layout
 
 OPTIONS = {
   "XLA's defaults": {},
@@ -53,5 +54,5 @@ def _attack(ours: setting.Setting) -> tuple[float, float]:
   """Returns the CPU seconds and the seconds of one attack on all trials, compilation included where it is the first."""
   used, started = time.process_time(), time.monotonic()
   group_size = driver.default_group_size(ours.scenario.variables, 1)
-  driver.run(ours.build, ours.shared, ours.lanes, num_steps=ours.num_steps, group_size=group_size)
+  driver.run(ours.build, ours.shared, ours.lanes, Layout(group_size), num_steps=ours.num_steps)
   return time.process_time() - used, time.monotonic() - started

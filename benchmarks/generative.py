@@ -9,6 +9,7 @@ from benchmarks import harness, pytorch, setting
 from benchmarks.harness import Column, Variant
 from gradleak import Knowledge, Observation
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 from gradleak.priors import gan
 
 WIDTH = 8  # of the generator
@@ -48,7 +49,7 @@ def _measure(options: harness.Options, model: str, data: setting.Dataset) -> Non
     return state.best[1]
 
   def together():
-    return driver.evaluate(search, variables, lanes, group_size=driver.default_group_size(variables, 1))
+    return driver.evaluate(search, variables, lanes, Layout(driver.default_group_size(variables, 1)))
 
   @jax.jit
   def single(latents, update, label):

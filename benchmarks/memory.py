@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 
 MIB = 2**20
 
@@ -39,4 +40,4 @@ def peak() -> float:
 
 def planned(setting: Any, group_size: int, devices: Sequence[Any]) -> float:
   """Returns the MiB per device that XLA plans for all states and one group's pass; it compiles nothing anew."""
-  return driver.needed(setting.build, setting.shared, setting.lanes, group_size, devices) / MIB
+  return driver.needed(setting.build, setting.shared, setting.lanes, Layout(group_size, devices)) / MIB

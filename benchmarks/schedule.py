@@ -15,6 +15,7 @@ from gradleak import metrics, registry
 from gradleak.core import errors
 from gradleak.core.storage import write_atomically
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 
@@ -126,7 +127,7 @@ def follow(attacked: setting.Setting) -> Curve:
     print(f'{name}: step {progress.step:,} of {num_steps:,}', file=sys.stderr, flush=True)
     paused += clock() - now  # reading the images is not part of the attack
 
-  run = functools.partial(driver.run, attacked.build, attacked.shared, attacked.lanes, group_size=attacked.usual_group)
+  run = functools.partial(driver.run, attacked.build, attacked.shared, attacked.lanes, Layout(attacked.usual_group))
   run(num_steps=1)  # compiles
   run(num_steps=num_steps, chunk_steps=-(-num_steps // CHUNKS), on_chunk=mark)
   steps, times, psnr = (np.asarray(column) for column in zip(*points, strict=True))

@@ -14,6 +14,7 @@ from gradleak.attacks import AttackMethod
 from gradleak.core import trees
 from gradleak.data import Dataset
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 
 MAX_IMAGES = 64  # more trials than that are restarts on the same images
 
@@ -111,7 +112,7 @@ def make(
     upload,
     scenario.variables,
     {'image': images, 'label': labels},
-    group_size=driver.default_group_size(scenario.variables, 1),
+    Layout(driver.default_group_size(scenario.variables, 1)),
   )
 
   def build(shared, lane):
@@ -143,7 +144,7 @@ def starts(setting: Setting) -> np.ndarray:
     attack, key, observation = setting.build(shared, lane)
     return attack.init(key, observation).dummy['images'][0]
 
-  return np.asarray(driver.evaluate(start, setting.shared, setting.lanes, group_size=1))
+  return np.asarray(driver.evaluate(start, setting.shared, setting.lanes, Layout(1)))
 
 
 class Run(NamedTuple):
@@ -178,10 +179,9 @@ def run(setting: Setting, at_once: int, group_size: int, devices: Sequence[Any],
       setting.build,
       setting.shared,
       some,
+      Layout(group_size, devices),
       num_steps=setting.num_steps,
-      group_size=group_size,
       chunk_steps=-(-setting.num_steps // 5),
-      devices=devices,
       on_chunk=mark,
     )
     if len(images) < compared:

@@ -438,10 +438,11 @@ def test_a_sweep_stops_each_of_its_audits(scenario, stopped, tmp_path):
 
 def test_later_looks_run_in_the_program_of_the_first():
   devices = jax.local_devices()
-  wide, narrow = groups.place(np.arange(40), 4, devices), groups.place(np.arange(3), 4, devices, room=40)
+  layout = groups.Layout(4, devices)
+  wide, narrow = groups.place(np.arange(40), layout), groups.place(np.arange(3), layout._replace(room=40))
   assert narrow.capacity == wide.capacity and narrow.devices == wide.devices
-  assert narrow.counts.sum() == 1 and groups.place(np.arange(3), 4, devices).capacity == 2
-  assert groups.place(np.arange(40), 4, devices, room=3).capacity == wide.capacity
+  assert narrow.counts.sum() == 1 and groups.place(np.arange(3), layout).capacity == 2
+  assert groups.place(np.arange(40), groups.Layout(4, devices, room=3)).capacity == wide.capacity
 
 
 def test_no_look_but_the_first_compiles_an_attack(scenario, monkeypatch):

@@ -24,6 +24,7 @@ from gradleak.core import trees
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Defense, bind
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 from gradleak.federated import Client
 from gradleak.threat import Knowledge, Observation
 
@@ -330,8 +331,8 @@ def judged_at_truth(group: Group, made: Table) -> tuple[ObjectiveAtTruth, dict, 
 def lowered(group: Group, made: Table, group_size: int, evaluation_size: int) -> Iterator[jax.stages.Lowered]:
   """Yields the programs that `run` calls with these arguments, before they are compiled; none of the host's."""
   if not made.on_host:
-    yield from driver.lowered(made.build, made.shared, made.arrays, group_size, made.num_steps, room=made.room)
-  yield driver.lowered_evaluation(*judged_at_truth(group, made), evaluation_size, room=made.room)
+    yield from driver.lowered(made.build, made.shared, made.arrays, Layout(group_size, room=made.room), made.num_steps)
+  yield driver.lowered_evaluation(*judged_at_truth(group, made), Layout(evaluation_size, room=made.room))
 
 
 def run(
@@ -373,21 +374,21 @@ def run(
       made.build, made.shared, made.arrays, group_size=group_size, on_chunk=chunk_done, resume=start
     )
   else:
-    if fit and not split and resume is None:
-      group_size = driver.fitting_group_size(made.build, made.shared, made.arrays, group_size, room=made.room)
+    layout = Layout(group_size, room=made.room)
+    if split:
+      layout = layout._replace(devices=jax.devices(), split=group.settings.batch_size)
+    elif fit and resume is None:
+      layout = driver.fitting(made.build, made.shared, made.arrays, layout)
+      group_size = layout.group_size
     found = driver.run(
       made.build,
       made.shared,
       made.arrays,
+      layout,
       num_steps=made.num_steps,
-      group_size=group_size,
       on_chunk=chunk_done,
       on_failure=None if on_failure is None else lambda progress: on_failure(progress, (steps, curve)),
       resume=start,
-      devices=jax.devices() if split else None,
-      split=group.settings.batch_size if split else 0,
-      room=made.room,
     )
-  size = evaluation_size or group_size
-  at_truth = driver.evaluate(*judged_at_truth(group, made), group_size=size, room=made.room)
+  at_truth = driver.evaluate(*judged_at_truth(group, made), Layout(evaluation_size or group_size, room=made.room))
   return Found(made, found, np.asarray(at_truth), np.asarray(steps), np.asarray(curve).T)

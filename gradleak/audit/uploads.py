@@ -17,6 +17,7 @@ from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Bound, bind
 from gradleak.engine import ahead, driver
+from gradleak.engine.groups import Layout
 from gradleak.federated import Client, Upload
 from gradleak.federated.client import COSTLY
 
@@ -150,9 +151,11 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
     chosen = [i for i, other in enumerate(structures) if other == structure]
     lanes = jax.tree.map(_joined, *(_lanes(group, requests[i]) for i in chosen))
     calls.append((chosen, Send.of(requests[chosen[0]].bound, group.client), lanes))
-  ahead.together(lambda: (driver.lowered_evaluation(send, shared, lanes, group_size) for _, send, lanes in calls))
+  ahead.together(
+    lambda: (driver.lowered_evaluation(send, shared, lanes, Layout(group_size)) for _, send, lanes in calls)
+  )
   for chosen, send, lanes in calls:
-    made = driver.evaluate(send, shared, lanes, group_size=group_size, unit=_unit(send.bound))
+    made = driver.evaluate(send, shared, lanes, Layout(group_size), unit=_unit(send.bound))
     start = 0
     for i in chosen:
       shape = requests[i].rounds, len(requests[i].addresses)
@@ -209,7 +212,7 @@ def _joined(first: Any, *others: Any) -> Any:
 
 
 def _evaluate(group: Group, function: Callable, lanes: dict, group_size: int, **shared: Any) -> Any:
-  return driver.evaluate(function, _shared(group, **shared), lanes, group_size=group_size)
+  return driver.evaluate(function, _shared(group, **shared), lanes, Layout(group_size))
 
 
 def _shared(group: Group, **shared: Any) -> dict:

@@ -67,23 +67,20 @@ def default_group_size(variables: Tree, num_images: int) -> int:
   return max(1, min(8, 64_000 // size) // num_images)
 
 
-def fitting_group_size(
-  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None, room: int = 0
-) -> int:
-  """Returns `group_size`, halved until all states and one group's pass fit into the devices' free memory.
+def fitting(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> groups.Layout:
+  """Returns the layout, its groups halved until all states and one group's pass fit into the devices' free memory.
 
   `run` reuses what is compiled here. The arguments are those of `run`; shapes suffice for `shared` and `lanes`.
   """
-  devices = devices or jax.local_devices()
-  free = memory.free(devices[0])
-  while free is not None and group_size > 1 and needed(build, shared, lanes, group_size, devices, room) > 0.8 * free:
-    group_size = -(-group_size // 2)
-  return group_size
+  free = memory.free((layout.devices or jax.local_devices())[0])
+  while free is not None and layout.group_size > 1 and needed(build, shared, lanes, layout) > 0.8 * free:
+    layout = layout.halved()
+  return layout
 
 
-def needed(build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], room: int = 0) -> float:
+def needed(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> float:
   """Returns the bytes per device that a chunk needs; infinity if memory does not suffice to compile it."""
-  _, _, chunk = _lowered_run(build, shared, lanes, group_size, devices, room)
+  _, _, chunk = _lowered_run(build, shared, lanes, layout)
   try:
     used = chunk().compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
@@ -94,36 +91,28 @@ def needed(build: Callable, shared: Tree, lanes: Tree, group_size: int, devices:
 
 
 def lowered(
-  build: Callable,
-  shared: Tree,
-  lanes: Tree,
-  group_size: int,
-  num_steps: int,
-  devices: Sequence[Any] | None = None,
-  room: int = 0,
+  build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout, num_steps: int
 ) -> Iterator[jax.stages.Lowered]:
   """Yields what `run` calls, in this order; the arguments are those of `run`. What is compiled of it, `run` reuses."""
-  init, finish, chunk = _lowered_run(build, shared, lanes, group_size, devices or jax.local_devices(), room)
+  init, finish, chunk = _lowered_run(build, shared, lanes, layout)
   yield init()
   yield finish()
   if num_steps:
     yield chunk()
 
 
-def lowered_evaluation(
-  function: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any] | None = None, room: int = 0
-) -> jax.stages.Lowered:
+def lowered_evaluation(function: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> jax.stages.Lowered:
   """Returns what `evaluate` calls with these arguments."""
-  placement, shared, lanes = _shapes(shared, lanes, group_size, devices or jax.local_devices(), room)
+  placement, shared, lanes = _shapes(shared, lanes, layout)
   return placement.lowered(function, shared, lanes)
 
 
 def _lowered_run(
-  build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], room: int
+  build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout
 ) -> list[Callable[[], jax.stages.Lowered]]:
   """Returns functions that lower `init`, `finish` and `chunk` of an attack."""
   attack = _functions(build)
-  placement, shared, lanes = _shapes(shared, lanes, group_size, devices, room)
+  placement, shared, lanes = _shapes(shared, lanes, layout)
   start, arguments = placement.bind(attack.init, shared, lanes)
   states = placement.shapes(jax.eval_shape(start, *arguments), 'lanes')
   return [
@@ -133,11 +122,9 @@ def _lowered_run(
   ]
 
 
-def _shapes(
-  shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], room: int
-) -> tuple[groups.Placement, Tree, Tree]:
+def _shapes(shared: Tree, lanes: Tree, layout: groups.Layout) -> tuple[groups.Placement, Tree, Tree]:
   """Returns (placement, shapes of what is shared, shapes of the placed lanes)."""
-  placement = groups.place(np.arange(_count(lanes)), group_size, devices, room=room)
+  placement = groups.place(np.arange(_count(lanes)), layout)
   shared = placement.shapes(jax.eval_shape(placement.replicate, shared))
   return placement, shared, placement.shapes(jax.eval_shape(placement.take, lanes), 'lanes')
 
@@ -146,38 +133,30 @@ def run(
   build: Callable,
   shared: Tree,
   lanes: Tree,
+  layout: groups.Layout,
   *,
   num_steps: int,
-  group_size: int,
   chunk_steps: int | None = None,
   on_chunk: Callable[[Progress], None] | None = None,
   on_failure: Callable[[Progress], None] | None = None,
   resume: tuple[int, Sequence[Any]] | None = None,
-  devices: Sequence[Any] | None = None,
-  split: int = 0,
-  room: int = 0,
 ) -> Any:
   """Returns the `Reconstruction`s of all lanes, a tree with leading axis [lanes] on the host.
 
-  If memory runs out, the group size is halved and the run continues from the last chunk.
+  If memory runs out, the group size is halved and the run continues from the last chunk; not where samples are split.
 
   Args:
     build: (shared, lane) -> (attack, key, observation); called while tracing, so a lane's numbers may be traced. Equal
       builds, such as equal frozen dataclasses, compile once.
     shared: the data of all lanes: variables, uploads, labels.
     lanes: a tree with leading axis [lanes].
+    layout: the `groups.Layout` of the lanes on devices.
     num_steps: steps of the attack.
-    group_size: lanes per micro-group.
     chunk_steps: steps between two calls of `on_chunk`; by default about fifty chunks.
     on_chunk: called with a `Progress` after the start (step 0) and after each chunk.
     on_failure: called with the last `Progress` before a `DeviceError`, to save it; not called if the states are lost
       with the device.
     resume: (step, leaves of the states) of an earlier `Progress` of the same lanes and group size.
-    devices: the devices to shard over; all local ones by default.
-    split: the number of samples of a lane if the devices share samples instead of lanes, for a batch too large for one
-      device; 0 otherwise. The devices may belong to several processes that make the same call (`jax.distributed`).
-      Results then differ in rounding, and the group size is not halved.
-    room: lanes that would fit at least, see `groups.place`.
 
   Raises:
     DeviceError: if a device fails or has too little memory for one lane.
@@ -186,22 +165,23 @@ def run(
   last, notice = None, ''
   while True:
     try:
-      table = _Table(build, shared, lanes, group_size, devices or jax.local_devices(), split, room)
+      table = _Table(build, shared, lanes, layout)
       for last in table.chunks(num_steps, chunk_steps, resume, notice):
         if on_chunk is not None:
           on_chunk(last)
       return table.finish()
     except jax.errors.JaxRuntimeError as error:
       rescued, table = last and _rescued(last), None
-      if split or group_size == 1 or not memory.ran_out(error) or (last is not None and rescued is None):
+      alone = layout.split or layout.group_size == 1
+      if alone or not memory.ran_out(error) or (last is not None and rescued is None):
         if on_failure is not None and rescued is not None:
           on_failure(rescued)
         step = last.step if last else resume[0] if resume else 0
         raise _failure(error, f' at step {step} of {num_steps}') from error
       if rescued is not None:
         last, resume = rescued, (rescued.step, jax.tree.leaves(rescued.states))
-      group_size = -(-group_size // 2)
-      notice = f'out of memory, continuing with groups of {group_size}'
+      layout = layout.halved()
+      notice = f'out of memory, continuing with groups of {layout.group_size}'
 
 
 def run_on_host(
@@ -256,28 +236,25 @@ def evaluate(
   function: Callable,
   shared: Tree,
   lanes: Tree,
+  layout: groups.Layout,
   *,
-  group_size: int,
-  devices: Sequence[Any] | None = None,
   unit: str | None = None,
-  room: int = 0,
 ) -> Any:
   """Returns function(shared, lane) of all lanes, a tree with leading axis [lanes], in groups as in `run`.
 
   Equal functions compile once. If memory runs out, the group size is halved.
 
   Args:
-    function, shared, lanes, group_size, devices: as in `run`, with a function in place of an attack.
+    function, shared, lanes, layout: as in `run`, with a function in place of an attack.
     unit: what the lanes are, where they take long: whoever is `parts.told` hears of each of some twenty parts. None
       computes all at once. The bits are the same.
-    room: lanes that would fit at least, see `groups.place`.
 
   Raises:
     DeviceError: as in `run`.
   """
   count = _count(lanes)
-  placement = groups.place(np.arange(count), group_size, devices or jax.local_devices(), room=room)
-  at_once = group_size * len(placement.devices)  # of all devices
+  placement = groups.place(np.arange(count), layout)
+  at_once = layout.group_size * len(placement.devices)  # of all devices
   size = count if unit is None else -(-count // (parts.NUMBER * at_once)) * at_once
   try:
     placed, found = placement.replicate(shared), []
@@ -288,9 +265,9 @@ def evaluate(
         parts.tell(min(first + size, count), count, unit)
     return found[0] if len(found) == 1 else jax.tree.map(lambda *xs: np.concatenate(xs), *found)
   except jax.errors.JaxRuntimeError as error:
-    if group_size == 1 or not memory.ran_out(error):
+    if layout.group_size == 1 or not memory.ran_out(error):
       raise _failure(error) from error
-  return evaluate(function, shared, lanes, group_size=-(-group_size // 2), devices=devices, unit=unit, room=room)
+  return evaluate(function, shared, lanes, layout.halved(), unit=unit)
 
 
 def _count(lanes: Tree) -> int:
@@ -361,11 +338,9 @@ class _Table:
   The states on the host are None until lanes are removed; from then on they hold the last states of removed lanes.
   """
 
-  def __init__(
-    self, build: Callable, shared: Tree, lanes: Tree, group_size: int, devices: Sequence[Any], split: int, room: int
-  ) -> None:
-    self.attack, self.all, self.group_size = _functions(build), np.arange(_count(lanes)), group_size
-    self.placement = groups.place(self.all, group_size, devices, split, room=room)
+  def __init__(self, build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> None:
+    self.attack, self.all, self.group_size = _functions(build), np.arange(_count(lanes)), layout.group_size
+    self.placement = groups.place(self.all, layout)
     self.shared, self.lanes, self.padded = self.placement.replicate(shared), lanes, self.placement.pad(lanes)
     self.states, self.host_states = None, None
 

@@ -25,6 +25,29 @@ from gradleak.engine import compiler
 CPU_OPTIONS = {'xla_cpu_use_fusion_emitters': False, 'xla_backend_optimization_level': 1}
 
 
+class Layout(NamedTuple):
+  """How lanes are laid out on devices, however many lanes there are.
+
+  Attributes:
+    group_size: lanes per micro-group.
+    devices: the devices to shard over; None for all local ones. At most one per group is used, but at least two of
+      several, unless they `split` the samples of each lane.
+    split: the number of samples of a lane if the devices share samples instead of lanes, for a batch too large for one
+      device; 0 otherwise. The devices may belong to several processes that make the same call (`jax.distributed`).
+      Results then differ in rounding.
+    room: lanes that would fit at least. Fewer run in the program of so many.
+  """
+
+  group_size: int
+  devices: Sequence[Any] | None = None
+  split: int = 0
+  room: int = 0
+
+  def halved(self) -> 'Layout':
+    """Returns the same with half as many lanes per group."""
+    return self._replace(group_size=-(-self.group_size // 2))
+
+
 class Placement(NamedTuple):
   """Which lanes run where: on D devices with a capacity of R groups each.
 
@@ -60,7 +83,7 @@ class Placement(NamedTuple):
 
   def with_lanes(self, lanes: np.ndarray) -> 'Placement':
     """Returns the placement of other lanes with the same shapes, so that nothing is compiled again."""
-    return place(lanes, self.table.shape[1], self.devices, self.split, self.capacity)
+    return place(lanes, Layout(self.table.shape[1], self.devices, self.split), self.capacity)
 
   def take(self, tree: Tree) -> Tree:
     """Returns a tree [all lanes, …] as [D·R, group size, …]."""
@@ -108,23 +131,19 @@ class Placement(NamedTuple):
     return NamedSharding(_mesh(self.devices), P() if self.split else P(*axes))
 
 
-def place(
-  lanes: np.ndarray, group_size: int, devices: Sequence[Any], split: int = 0, capacity: int | None = None, room: int = 0
-) -> Placement:
+def place(lanes: np.ndarray, layout: Layout, capacity: int | None = None) -> Placement:
   """Returns the `Placement` of lanes, spread evenly over the devices.
 
   Args:
     lanes: their numbers, ascending.
-    group_size: lanes per group.
-    devices: the devices; at most one per group is used, but at least two of several, unless they `split` the samples of
-      each lane.
-    split: see `Placement`.
+    layout: the `Layout`.
     capacity: groups that fit on a device; by default as many as are needed.
-    room: lanes that would fit at least. Fewer run in the program of so many.
 
   Raises:
     UsageError: if the samples cannot be divided evenly.
   """
+  group_size, devices, split, room = layout
+  devices = devices or jax.local_devices()
   if split % len(devices):
     raise errors.UsageError(f'{split} images cannot be shared evenly by {len(devices)} devices')
   groups = -(-len(lanes) // group_size)

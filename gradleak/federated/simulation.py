@@ -23,6 +23,7 @@ from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
 from gradleak.federated.losses import Loss, cross_entropy
 from gradleak.federated.server import layer_average
@@ -255,9 +256,8 @@ def _take_part(
       'key': jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.asarray(drawn[chosen])),
       'kept': _kept(client, state, drawn[chosen]),
     }
-    uploads, keeps, batch_stats = driver.evaluate(
-      _Participate(client), state.variables, lanes, group_size=federation.at_once
-    )
+    layout = Layout(federation.at_once)
+    uploads, keeps, batch_stats = driver.evaluate(_Participate(client), state.variables, lanes, layout)
     if jax.tree.leaves(keeps):
       kept |= {int(drawn[i]): trees.take(keeps, row) for row, i in enumerate(chosen)}
     places.append(chosen)

@@ -54,6 +54,7 @@ from gradleak.defenses import NO_DEFENSE
 from gradleak.defenses.defense import Bound, bind
 from gradleak.engine import driver
 from gradleak.engine.execution import Execution
+from gradleak.engine.groups import Layout
 from gradleak.engine.parts import told
 from gradleak.engine.progress import computing, end, note, reporter
 from gradleak.federated.scenario import Scenario
@@ -447,7 +448,7 @@ class _Run:
     }
     client = dataclasses.replace(self.scenario.client, cohort=1)
     with told(computing(self.show, f'candidates under {bound.defense}')):
-      sent = driver.evaluate(Send.of(bound, client), shared, lanes, group_size=self.size, unit='candidates')
+      sent = driver.evaluate(Send.of(bound, client), shared, lanes, Layout(self.size), unit='candidates')
     return likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
 
   def _bare(self, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:

@@ -15,7 +15,7 @@ def test_an_option_that_this_xla_does_not_know_is_left_out():
 
 def test_lanes_run_on_an_xla_that_does_not_know_an_option(monkeypatch):
   monkeypatch.setattr(groups, 'CPU_OPTIONS', {**groups.CPU_OPTIONS, 'xla_gone_in_a_later_version': False})
-  placement = groups.place(jnp.arange(3), 2, jax.devices()[:1])
+  placement = groups.place(jnp.arange(3), groups.Layout(2, jax.devices()[:1]))
   lanes = placement.pad(jnp.arange(3.0))
   doubled = placement.unpad(placement.call(lambda shared, lane: shared * lane, jnp.float32(2), lanes))
   assert doubled.tolist() == [0, 2, 4]
@@ -23,9 +23,9 @@ def test_lanes_run_on_an_xla_that_does_not_know_an_option(monkeypatch):
 
 def test_few_lanes_run_on_two_devices_as_many_do():
   """A program of a single device has other bits: a share of the work would not have those of the whole."""
-  few = groups.place(np.arange(3), 4, jax.devices())
+  few = groups.place(np.arange(3), groups.Layout(4, jax.devices()))
   assert len(few.devices) == 2 and few.counts.tolist() == [1, 0] and few.groups.tolist() == [0]
-  many = groups.place(np.arange(9), 4, jax.devices())
+  many = groups.place(np.arange(9), groups.Layout(4, jax.devices()))
   assert many.devices == few.devices and many.table.shape == few.table.shape
   lanes = few.pad(jnp.arange(3.0))
   doubled = few.unpad(few.call(lambda shared, lane: shared * lane, jnp.float32(2), lanes))

@@ -14,6 +14,7 @@ from gradleak.attacks import matching
 from gradleak.attacks.matching.optimizers import first_order
 from gradleak.core import errors, trees
 from gradleak.engine import ahead, driver, groups, memory, parts
+from gradleak.engine.groups import Layout
 from tests import programs
 
 STEPS = 24
@@ -60,8 +61,8 @@ def table(small_images):
 
 def run(table, lanes=None, **options):
   build, shared, every = table
-  options = {'num_steps': STEPS, 'group_size': 4, **options}
-  return driver.run(build, shared, every if lanes is None else lanes, **options)
+  layout = Layout(options.pop('group_size', 4), options.pop('devices', None), options.pop('split', 0))
+  return driver.run(build, shared, every if lanes is None else lanes, layout, **{'num_steps': STEPS, **options})
 
 
 @pytest.fixture(scope='module')
@@ -161,10 +162,10 @@ def test_an_evaluation_in_parts_is_the_same_bits_of_one_program():
     return jnp.sin(shared * lane['x'])
 
   lanes = {'x': jnp.arange(51.0)}
-  whole = driver.evaluate(function, jnp.float32(3), lanes, group_size=2)
+  whole = driver.evaluate(function, jnp.float32(3), lanes, Layout(2))
   assert traced == [1]  # by one program of a given shape
   with parts.told(lambda *how: heard.append(how)):
-    found = driver.evaluate(function, jnp.float32(3), lanes, group_size=2, unit='uploads')
+    found = driver.evaluate(function, jnp.float32(3), lanes, Layout(2), unit='uploads')
   np.testing.assert_array_equal(found, whole)
   assert traced == [1] and heard[-1] == (51, 51, 'uploads') and 2 < len(heard) <= 20
   assert heard == sorted(heard)
@@ -181,7 +182,7 @@ def test_unhashable_functions_are_compiled_again(table):
       return self.by * lane['rate']
 
   for by in (1.0, 2.0):
-    found = driver.evaluate(Scaled(np.float32([by])), shared, lanes, group_size=2)
+    found = driver.evaluate(Scaled(np.float32([by])), shared, lanes, Layout(2))
     np.testing.assert_allclose(found[:, 0], 0.1 * by, rtol=1e-6)
 
 
@@ -377,7 +378,7 @@ def test_evaluation_without_memory_halves_the_groups(table, monkeypatch):
     return call(self, *arguments, **options)
 
   monkeypatch.setattr(groups.Placement, 'call', faulty)
-  found = driver.evaluate(lambda shared, lane: lane['sample'], table[1], table[2], group_size=8)
+  found = driver.evaluate(lambda shared, lane: lane['sample'], table[1], table[2], Layout(8))
   assert found.tolist() == [*range(8)] and sizes == [8, 4, 2]
 
 
@@ -399,7 +400,7 @@ def test_what_was_compiled_ahead_is_not_traced_again_and_gives_the_same_bits(tab
   build = dataclasses.replace(table[0], shift=3.0)  # one that no test has compiled
   compiler = ahead.Ahead()
   try:
-    compiler.start('a', lambda: driver.lowered(build, *table[1:], 4, STEPS))
+    compiler.start('a', lambda: driver.lowered(build, *table[1:], Layout(4), STEPS))
     compiler.start('a', lambda: pytest.fail('started before'))
     compiler.wait('a')
     assert TRACED.count(build)
@@ -418,14 +419,14 @@ def test_what_cannot_be_compiled_ahead_says_so_when_it_is_called():
   lanes = {'sample': jnp.arange(8)}
   compiler = ahead.Ahead()
   try:
-    compiler.start('a', lambda: [driver.lowered_evaluation(broken, None, lanes, 4)])
+    compiler.start('a', lambda: [driver.lowered_evaluation(broken, None, lanes, Layout(4))])
     compiler.wait('a')
     compiler.wait('never started')
   finally:
     compiler.close()
-  ahead.together(lambda: [driver.lowered_evaluation(broken, None, lanes, 4)])
+  ahead.together(lambda: [driver.lowered_evaluation(broken, None, lanes, Layout(4))])
   with pytest.raises(errors.UsageError, match='broken'):
-    driver.evaluate(broken, None, lanes, group_size=4)
+    driver.evaluate(broken, None, lanes, Layout(4))
 
 
 def test_evaluations_are_compiled_together_and_not_again(monkeypatch):
@@ -441,9 +442,9 @@ def test_evaluations_are_compiled_together_and_not_again(monkeypatch):
 
   monkeypatch.setattr(ahead, 'cores', lambda: 2)
   lanes = {'x': jnp.arange(8.0)}
-  ahead.together(lambda: (driver.lowered_evaluation(one, None, lanes, 4) for one in (doubled, squared)))
+  ahead.together(lambda: (driver.lowered_evaluation(one, None, lanes, Layout(4)) for one in (doubled, squared)))
   traced.clear()
-  assert [driver.evaluate(one, None, lanes, group_size=4)[3] for one in (doubled, squared)] == [6.0, 9.0]
+  assert [driver.evaluate(one, None, lanes, Layout(4))[3] for one in (doubled, squared)] == [6.0, 9.0]
   assert not traced
   monkeypatch.setattr(ahead, 'cores', lambda: 1)
   ahead.together(lambda: pytest.fail('one core compiles one after the other'))
@@ -452,18 +453,18 @@ def test_evaluations_are_compiled_together_and_not_again(monkeypatch):
 def test_the_group_size_is_fitted_to_the_memory(table, monkeypatch):
   def fitted(free):
     monkeypatch.setattr(memory, 'free', lambda device: free)
-    return driver.fitting_group_size(*table, 4)
+    return driver.fitting(*table, Layout(4)).group_size
 
-  needed = {size: driver.needed(*table, size, jax.local_devices()) for size in (2, 4)}
+  needed = {size: driver.needed(*table, Layout(size)) for size in (2, 4)}
   states = sum(x[:4].nbytes for x in jax.tree.leaves(states_of(table)))  # of one of two devices
   assert 2 * states < needed[2] < needed[4]
   assert fitted(None) == fitted(2 * needed[4]) == 4
   assert fitted(needed[4]) == 2  # a fifth is kept free
   assert fitted(needed[2]) == 1
-  assert len(list(driver.lowered(*table, 2, 1))) == 3
+  assert len(list(driver.lowered(*table, Layout(2), 1))) == 3
   TRACED.clear()
   run(table, group_size=2)
-  assert driver.fitting_group_size(table[0], *jax.eval_shape(lambda *x: x, *table[1:]), 4) == 1
+  assert driver.fitting(table[0], *jax.eval_shape(lambda *x: x, *table[1:]), Layout(4)).group_size == 1
   assert not TRACED  # `run` reuses what was compiled; shapes suffice
 
 

@@ -23,6 +23,7 @@ from gradleak.core import errors
 from gradleak.core.storage import Workdir
 from gradleak.core.trees import Tree
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 from gradleak.engine.progress import note
 from gradleak.federated import Upload
 from gradleak.federated.scenario import Scenario
@@ -200,11 +201,11 @@ def _attacked(
       store.save_checkpoint(name, progress.step, lambda: progress.states)
 
   note(show, f'compiling {title} …')
-  options: dict[str, Any] = {'group_size': size, 'on_chunk': on_chunk, 'resume': checkpoint}
+  options: dict[str, Any] = {'on_chunk': on_chunk, 'resume': checkpoint}
   if made.on_host:
-    found = driver.run_on_host(made.build, made.shared, made.arrays, **options)
+    found = driver.run_on_host(made.build, made.shared, made.arrays, group_size=size, **options)
   else:
-    found = driver.run(made.build, made.shared, made.arrays, num_steps=made.num_steps, **options)
+    found = driver.run(made.build, made.shared, made.arrays, Layout(size), num_steps=made.num_steps, **options)
   found = jax.tree.map(np.asarray, found)
   greys = found._replace(samples=np.full_like(found.samples, GREY))
   apart = [_mismatches(group, update, made, one, size) for one in (found, greys)]
@@ -284,7 +285,7 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
     'labels': jnp.asarray(labels) if kind is not CLASSES else jnp.asarray(labels, jnp.int32),
   }
   try:
-    return np.asarray(driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, group_size=size))
+    return np.asarray(driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, Layout(size)))
   except errors.UsageError:  # no layer that tells the label
     if not rule:
       raise

@@ -14,6 +14,7 @@ from gradleak.audit.verdict import require_undefended_recovery
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.engine import driver
+from gradleak.engine.groups import Layout
 from gradleak.federated import Upload
 from gradleak.modalities import IMAGES
 from gradleak.studies.captured import sources
@@ -109,7 +110,7 @@ def scored(group: Group, update: Tree, made: lanes.Table, found: Any, size: int)
   upload = Upload(alone, mask, np.full((1, 1), group.settings.batch_size, np.int32))  # type: ignore[arg-type]
   unknown = np.full(1, np.nan)  # the undefended upload, which a change is measured from, is not there
   sent = Uploads(np.zeros(1, int), np.arange(group.settings.controls), [upload] * 2, [unknown] * 2, [None] * 2, [None])
-  at_truth = driver.evaluate(*lanes.judged_at_truth(group, made), group_size=size)
+  at_truth = driver.evaluate(*lanes.judged_at_truth(group, made), Layout(size))
   last = np.asarray([made.num_steps])
   curves = np.asarray(found.objective)[:, np.newaxis]
   return scores.scored(group, sent, lanes.Found(made, found, np.asarray(at_truth), last, curves))
