@@ -83,15 +83,13 @@ STATES = (('eval', False), ('eval', True), ('train', False), ('train', True))
 IN_PLACE = 'CIFAR-10 takes the place of CIFAR-100.'
 
 
-def _deep(
-  model, mode, trained, *, dataset='cifar10', epochs=1, samples=1, batch=1, defenses=None, steps=None, attack='csdlg',
-  wrapper='',
-):  # fmt: skip
+def _deep(model, state, local=(1, 1, 1), *, dataset='cifar10', defenses=None, steps=None, attack='csdlg', wrapper=''):
   """Returns csDLG on the delta of a deep network; `steps` on two cores in place of those of `STEPS`.
 
+  `state` is one of `STATES`: the mode of BatchNorm, and whether the network is trained. `local` is (E, n, B).
   `wrapper` completes the text of the model: '' or '+' and what the network stands in, such as a normalisation.
   """
-  training, needs = PRETRAINED[model]
+  (mode, trained), (epochs, samples, batch), (training, needs) = state, local, PRETRAINED[model]
   few = {'csdlg': {'steps': steps or STEPS[model][epochs, samples]}}
   mini = {
     'model': f'{NARROW[model]}{wrapper}',
@@ -120,7 +118,7 @@ def _table_4(network, title):
     losses = LOSSES_4[epochs, samples, batch][network]
     for (mode, trained), paper, loss in zip(STATES, figures[network], losses, strict=True):
       run = f'{mode}_{"trained" if trained else "untrained"}_{epochs}_{samples}_{batch}'
-      runs[run] = _deep(network, mode, trained, epochs=epochs, samples=samples, batch=batch)
+      runs[run] = _deep(network, (mode, trained), (epochs, samples, batch))
       column = f'{mode} mode, {"pretrained" if trained else "untrained"}'
       cells.append(Cell(column, row, 'psnr', run, 'none', paper))
       cells.append(Cell(column, row, 'ssim', run, 'none'))
@@ -155,7 +153,7 @@ def _readings():
   """Not a table of the paper: what the settings of csDLG, which it does not state, change of table IV."""
   runs, cells = {}, []
   for row, (name, attack, wrapper) in READINGS.items():
-    runs[name] = _deep('resnet18', 'eval', False, attack=attack, wrapper=wrapper)
+    runs[name] = _deep('resnet18', ('eval', False), attack=attack, wrapper=wrapper)
     paper = TABLE_4[1, 1, 1]['resnet18'][0] if name == 'declared' else None
     cells += [Cell('eval mode, untrained', row, 'psnr', name, 'none', paper)]
     cells += [Cell('eval mode, untrained', row, 'ssim', name, 'none')]
@@ -190,7 +188,7 @@ def _table_5(name, row, dataset, choice):
   runs, cells = {}, []
   for (mode, trained), (column, (paper, loss)) in zip(STATES, TABLE_5[row].items(), strict=True):
     run = f'{mode}_{"trained" if trained else "untrained"}'
-    runs[run] = _deep('vit_tiny', mode, trained, dataset=dataset)
+    runs[run] = _deep('vit_tiny', (mode, trained), dataset=dataset)
     cells += [
       Cell(column, row, 'psnr', run, 'none', paper),
       Cell(column, row, 'ssim', run, 'none'),
@@ -222,7 +220,7 @@ def _figure_4():
   runs, cells = {}, []
   for samples, steps in ((1, None), (8, 200)):
     run, column = f'n_{samples}', f'E = 1, n = {samples}, B = {samples}'
-    runs[run] = _deep('resnet18', 'train', True, samples=samples, batch=samples, defenses=FIGURE_4, steps=steps)
+    runs[run] = _deep('resnet18', ('train', True), (1, samples, samples), defenses=FIGURE_4, steps=steps)
     for label in FIGURE_4:
       cells += [Cell(column, label, metric, run, label) for metric in ('psnr', 'ssim')]
   return TABLES.table(

@@ -68,7 +68,7 @@ class Spears(Repeated):
       layer = first_layer(rng, inputs.astype(dtype), self.neurons, noise)
       start = time.monotonic()
       tolerance = math.sqrt(noise) if noise else None
-      separated = spear(*layer, rng, rank=size if noise else None, tolerance=tolerance)
+      separated = spear(layer, rng, rank=size if noise else None, tolerance=tolerance)
       distances = [np.abs(separated.inputs - row).max(axis=1, initial=0).min(initial=np.inf) for row in inputs]
       found.append((float(np.max(distances)), separated.agreement, separated.rank, time.monotonic() - start))
     worst, agreement, rank, seconds = zip(*found, strict=True)

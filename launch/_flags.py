@@ -6,6 +6,7 @@ This module imports gradleak only where a program runs.
 import dataclasses
 import functools
 import importlib.util
+import json
 import os
 import sys
 import types
@@ -94,7 +95,7 @@ NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network i
 OPTIONS = (
   *('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel'),
   *('label', 'schema', 'tokeniser', 'length'),
-)  # of `gradleak.data.load`
+)  # how data are read
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 
@@ -209,8 +210,14 @@ class Flags:
     progress.reporter(self.progress)
 
   def options(self) -> dict[str, Any]:
-    """Returns the arguments of `gradleak.data.load` that are flags of this program."""
-    return {name: getattr(self, name) for name in OPTIONS if name in self}
+    """Returns the arguments of `gradleak.data.load` that are flags of this program; --label goes into the schema."""
+    from gradleak.data import table_files
+
+    found = {name: getattr(self, name) for name in OPTIONS if name in self}
+    label = found.pop('label', None)
+    if label is not None:
+      found['schema'] = json.dumps({**table_files.known_of(found['schema']), 'label': label})
+    return found
 
   def gallery_options(self) -> dict[str, Any]:
     """Returns the arguments of `gradleak.data.gallery` that are flags of this program."""

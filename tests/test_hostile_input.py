@@ -255,7 +255,7 @@ TAKE_NUMBERS = {
   'client': lambda n: frontier(clients=n),
   'per_round': lambda n: frontier(per_round=n),
   'rounds': lambda n: train(rounds=n),
-  'the budget': lambda n: train(budget=n, privacy=accounting.ledger(DP)),
+  'the budget': lambda n: train(privacy=accounting.ledger(DP, budget=n)),
   'local_steps': lambda n: gl.Knowledge(local_steps=n),
   'number of clients': lambda n: gl.data.partition.dirichlet(KEY, LABELS, n, alpha=1.0),
   'channels': lambda n: gl.data.load('digits', limit=1, channels=n),

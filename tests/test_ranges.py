@@ -153,7 +153,7 @@ RANGES = {
     'processes': 'int? [1, inf)', 'cores': 'int? [1, inf)', 'gpus': 'int? [0, inf)', 'retries': NATURAL,
   },
   'engine.startup.configure': {'cores': 'int? [1, inf)'},
-  'federated.accounting.Ledger': {'server_noise': WEIGHT, **SAMPLED},
+  'federated.accounting.Ledger': {'server_noise': WEIGHT, 'budget': 'float? [1e-12, inf)', **SAMPLED},
   'federated.accounting.Ledger.epsilon': {'rounds': NATURAL, 'participations': NATURAL},
   'federated.client.Client': {
     **dict.fromkeys(('num_classes', 'epochs', 'cohort'), COUNT), 'batch_size': 'int? [1, inf)',
@@ -178,7 +178,7 @@ RANGES = {
     'group_size': 'int? [1, inf)',
   },
   'federated.simulation.classified': {'batch_size': 'int [1, 1000000]'},
-  'federated.training.train': {'rounds': COUNT, 'evaluate_every': COUNT, 'budget': 'float? [1e-12, inf)'},
+  'federated.training.train': {'rounds': COUNT, 'evaluate_every': COUNT},
   'models.agreement.agreement': {'tolerance': WEIGHT},
   'models.convnets.convnet': {'width': CHANNELS},
   'models.convnets.convnet9': {'width': CHANNELS},

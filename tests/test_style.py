@@ -6,8 +6,9 @@ import pathlib
 import pytest
 
 LIBRARY = pathlib.Path(__file__).parents[1] / 'gradleak'
-LONGEST = 80
+LONGEST, MOST = 80, 10
 FILES = sorted(LIBRARY.rglob('*.py'))
+PROGRAMS = sorted(path for folder in ('experiments', 'launch') for path in (LIBRARY.parent / folder).rglob('*.py'))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -39,3 +40,40 @@ def test_no_function_is_longer_than_a_page(path):
   functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)]
   lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
   assert not {name: length for name, length in lengths.items() if length > LONGEST}
+
+
+def names(node):
+  """Returns the names and the attributes that stand in a piece of code."""
+  found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+  return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+
+
+@pytest.fixture(scope='module')
+def keepers():
+  """Returns the decorators that freeze settings: what they wrap becomes a `Method`, or has `methods.checked` ones."""
+  nodes = [node for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
+  classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+  methods = {'Method'} | {one.name for one in classes if any('Method' in names(base) for base in one.bases)}
+  functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
+  return {one.name for one in functions if 'wraps' in names(one) and (methods & names(one) or 'checked' in names(one))}
+
+
+def parameters(function, keepers):
+  """Returns the parameters of a function; of a factory whose settings are frozen the positional ones."""
+  made = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
+  frozen = any((one.attr if isinstance(one, ast.Attribute) else one.id) in keepers for one in made)
+  every = [*function.args.posonlyargs, *function.args.args, *([] if frozen else function.args.kwonlyargs)]
+  return [one.arg for one in every if one.arg not in ('self', 'cls')]
+
+
+@pytest.mark.parametrize('path', [*FILES, *PROGRAMS], ids=lambda path: str(path.relative_to(LIBRARY.parent)))
+def test_no_call_has_more_parameters_than_fingers(path, keepers):
+  functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)]
+  counts = {f'{node.name} (line {node.lineno})': len(parameters(node, keepers)) for node in functions}
+  assert not {name: count for name, count in counts.items() if count > MOST}
+
+
+def test_only_decorators_of_methods_freeze_settings(keepers):
+  assert {'attack', 'defense', 'builtin'} <= keepers
+  plain, kept = (ast.parse(f'{line}def f(a, *, b, c): ...').body[0] for line in ('@ranged\n', '@base.attack(x=1)\n'))
+  assert parameters(plain, keepers) == ['a', 'b', 'c'] and parameters(kept, keepers) == ['a']

@@ -160,14 +160,14 @@ def test_a_file_is_read_with_what_is_known_of_it(tmp_path):
   assert (len(test.samples), len(train.samples)) == (12, 28) and test.class_names == ('no', 'yes')
   assert test.settings == train.settings and test.settings['schema']['sensitive'] == ['age']
   assert test.notes[0] == "the label is 'ill', the last column: --label names another" and len(test.notes) == 3
-  other = gl.data.load(name, 'test', schema=known, label='job', limit=3)
+  other = gl.data.load(name, 'test', schema={**json.loads((tmp_path / 'a.json').read_text()), 'label': 'job'}, limit=3)
   assert other.class_names == ('clerk', 'nurse') and other.samples.shape == (3, 3) and test.columns == (1, 2)
   assert len(gl.data.gallery(name, schema=known).samples) == 40
   with pytest.raises(gl.UsageError, match=r"unknown column for the label of .* 'il'; did you mean 'ill'"):
-    gl.data.load(name, 'test', label='il')
+    gl.data.load(name, 'test', schema='{"label": "il"}')
   with pytest.raises(gl.UsageError, match='image_size is of images'):
     gl.data.load(name, 'test', image_size=3)
-  with pytest.raises(gl.UsageError, match='schema is of a table in a file'):
+  with pytest.raises(gl.UsageError, match='a schema are of a table in a file'):
     gl.data.load('faces', schema=known)
   (tmp_path / 'b.csv').write_text('a,b\n1,2\n3\n')
   with pytest.raises(gl.UsageError, match=r'row 1 of the table .* has 1 values, expected 2'):

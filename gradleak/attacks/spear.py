@@ -52,12 +52,24 @@ class Separated(NamedTuple):
   directions: int
 
 
+class Dense(NamedTuple):
+  """A dense layer as it was sent.
+
+  Attributes:
+    kernel_gradient: [in, neurons], of one step at known weights.
+    bias_gradient: [neurons].
+    kernel, bias: the weights, [in, neurons] and [neurons].
+  """
+
+  kernel_gradient: Any
+  bias_gradient: Any
+  kernel: Any
+  bias: Any
+
+
 @ranged
 def spear(
-  kernel_gradient: Any,
-  bias_gradient: Any,
-  kernel: Any,
-  bias: Any,
+  layer: Dense,
   rng: np.random.Generator,
   *,
   following: Any = None,
@@ -71,9 +83,7 @@ def spear(
   """Returns the `Separated` inputs of a dense layer with ReLU; none of a gradient that is not finite.
 
   Args:
-    kernel_gradient: [in, neurons], of one step at known weights.
-    bias_gradient: [neurons].
-    kernel, bias: the weights, [in, neurons] and [neurons].
+    layer: the layer, a `Dense` or its four arrays.
     rng: draws the objectives and the submatrices.
     following: the kernel's gradient of the next dense layer, [neurons, out], or None.
     programs: linear programs that are solved at most, of the next layer.
@@ -87,10 +97,10 @@ def spear(
   Raises:
     UsageError: for a rank above the smaller side of the gradient.
   """
-  precision = np.finfo(np.asarray(kernel_gradient).dtype).eps
+  precision = np.finfo(np.asarray(layer[0]).dtype).eps
   if rank is not None:
-    errors.check_number('rank', rank, low=1, high=min(np.shape(kernel_gradient)), integer=True)
-  gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in (kernel_gradient, bias_gradient, kernel, bias))
+    errors.check_number('rank', rank, low=1, high=min(np.shape(layer[0])), integer=True)
+  gradient, shares, kernel, bias = (np.asarray(x, np.float64) for x in layer)
   if not (np.isfinite(gradient).all() and np.isfinite(shares).all()):
     return Separated(np.zeros((0, len(gradient))), 0.0, 0, 0)
 
@@ -239,11 +249,11 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
     observation = in_pixels(client.model, observation)
     own = paths(observation)
     both = (observation.update, observation.variables['params'])
-    four = [trees.get(tree, path) for tree in both for path in own]
+    layer = Dense(*(trees.get(tree, path) for tree in both for path in own))
     following = _following(require(client.model, 'layers')(observation.batch_shape[1:]), own[0], observation)
     size = observation.batch_shape[0]
     given = {'submatrices': submatrices, 'programs': programs, 'batch_size': size}
-    return spear(*four, rng, following=following, **given).inputs[:size], None  # type: ignore[arg-type, misc]
+    return spear(layer, rng, following=following, **given).inputs[:size], None
 
   return base.host_form(paths, read)
 

@@ -92,8 +92,7 @@ def load(
   image_size: Annotated[int | None, Range(1, 4096)] = None,
   channels: int | None = None,
   largest_pixel: Annotated[float | None, Range(1e-6, finite=True)] = None,
-  label: str | None = None,
-  schema: str | None = None,
+  schema: str | Mapping | None = None,
   tokeniser: str = 'words',
   length: Annotated[int | None, Range(1, 65_536)] = None,
 ) -> Dataset:
@@ -112,7 +111,8 @@ def load(
     channels: 1 for grey (BT.601 luma), 3 for RGB (grey is repeated), None for unchanged.
     largest_pixel: the stored value that becomes 1, such as 4095 for 12 bits in files of 16 bits (None: the largest of
       the stored type).
-    label, schema: of `table:PATH`: the column of the class, and a JSON file, see `table_files.read`.
+    schema: of `table:PATH`: what is known of its columns, such as {'label': 'ill'}, or a JSON file of it, see
+      `table_files.read`.
     tokeniser: of texts: `words`, `bytes`, `bpe:SIZE` (trained on the split train), or a file tokenizer.json.
     length: tokens of a text that are kept (None: 24 words, 128 bytes, 32 tokens of a file). Shorter texts are padded.
 
@@ -129,10 +129,9 @@ def load(
     for option, value in (('image_size', image_size), ('channels', channels), ('largest_pixel', largest_pixel)):
       if value is not None:
         raise errors.UsageError(f'{option} is of images, and {name} is a table: leave it out')
-    return _first(name, split, _table(name, split, label, schema), limit)
-  for option, given in (('label', label), ('schema', schema)):
-    if given is not None:
-      raise errors.UsageError(f'{option} is of a table in a file, as table:PATH, and {name} is none: leave it out')
+    return _first(name, split, _table(name, split, schema), limit)
+  if schema is not None:
+    raise errors.UsageError(f'a label and a schema are of a table in a file, as table:PATH, and {name} is none')
   if text.knows(name):
     return _texts(name, split, limit, tokeniser, length)
   try:
@@ -210,11 +209,11 @@ def _columns(columns: Any, names: Sequence[str] | None) -> dict[str, Any]:
   return dict(zip(headings, values.T, strict=True))
 
 
-def _table(name: str, split: str, label: str | None = None, schema: str | None = None) -> table_files.Table:
+def _table(name: str, split: str, schema: str | Mapping | None = None) -> table_files.Table:
   """Returns a split of a table by name."""
   if name not in table_files.EMBEDDED:
-    return table_files.read(name.partition(':')[2], split, label, schema)
-  if label is not None or schema is not None:
+    return table_files.read(name.partition(':')[2], split, schema)
+  if schema is not None:
     raise errors.UsageError(f'{name} has a label and a schema of its own: leave out label and schema')
   return table_files.EMBEDDED[name](split)
 
@@ -260,7 +259,7 @@ def gallery(
     name, split: as `load` takes them.
     most: the number of images to return, or as many as there are. Of more than 1,001 of one kind the others are unused.
     by_class: whether each class is a kind of its own; None for what is known of the data: of `faces` it is.
-    **options: of `load`: data_dir, image_size, channels, largest_pixel, label, schema.
+    **options: of `load`: data_dir, image_size, channels, largest_pixel, schema.
 
   Raises:
     UsageError: as `load` does.
@@ -282,10 +281,10 @@ def gallery(
   return Candidates(images, labels, known, parts[0].class_names)
 
 
-def _size(name: str, split: str, data_dir: Any = None, label: Any = None, schema: Any = None, **options: Any) -> int:
+def _size(name: str, split: str, data_dir: Any = None, schema: Any = None, **options: Any) -> int:
   """Returns the number of samples of a split."""
   del options
-  return len(_table(name, split, label, schema).rows) if is_table(name) else _open(name, split, data_dir).size
+  return len(_table(name, split, schema).rows) if is_table(name) else _open(name, split, data_dir).size
 
 
 def _by_class(name: str, split: str, data_dir: Any) -> bool:

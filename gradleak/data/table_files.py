@@ -77,7 +77,7 @@ def diabetes(split: str) -> Table:
 EMBEDDED = {'breast_cancer': breast_cancer, 'diabetes': diabetes}
 
 
-def read(path: str, split: str, label: str | None = None, schema: str | None = None) -> Table:
+def read(path: str, split: str, schema: str | Mapping | None = None) -> Table:
   """Returns a split of a CSV file with a line of headings.
 
   'train' are seven tenths of the rows, in an order that is drawn once, and 'test' the others. Means, deviations and
@@ -86,32 +86,30 @@ def read(path: str, split: str, label: str | None = None, schema: str | None = N
   Args:
     path: of the file; values are separated by commas, semicolons or tabs.
     split: 'test' or 'train'.
-    label: the column of the class; that of the schema, or the last one by default.
-    schema: a JSON file with any of 'columns' ({name: kind, 'ignore' or {'kind', 'levels'}}), 'label', 'sensitive' (a
-      list of columns), and 'names' (headings, where the file has no line of them).
+    schema: any of 'label' (the column of the class; by default the last one), 'columns' ({name: kind, 'ignore' or
+      {'kind', 'levels'}}), 'sensitive' (a list of columns), and 'names' (headings, where the file has no line of them);
+      or a JSON file of this, or its text.
 
   Raises:
     UsageError: for a file that cannot be read, rows of differing lengths, an unknown label column, and as `infer` does.
   """
-  files = [
-    errors.check_path(name, one, home=True) for name, one in (('the table', path), ('the schema', schema)) if one
-  ]
-  stamps = tuple((file.stat().st_mtime_ns, file.stat().st_size) if file.exists() else None for file in files)
-  return _read(path, split, label, schema, stamps)
+  file, known = errors.check_path('the table', path, home=True), known_of(schema)
+  stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.exists() else None
+  return _read(path, split, json.dumps(known), stamp)
 
 
 @functools.lru_cache(4)
-def _read(path: str, split: str, label: str | None, schema: str | None, stamps: tuple) -> Table:
-  """Returns what `read` does. Programs ask for the same files several times; `stamps` tell whether they changed."""
-  del stamps
-  known = {} if schema is None else _schema(schema)
+def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
+  """Returns what `read` does. Programs ask for the same file several times; `stamp` tells whether it changed."""
+  del stamp
+  known = json.loads(known_)
   header, lines = _lines(path, known.get('names'))
   columns = {name: [line[place] for line in lines] for place, name in enumerate(header)}
-  chosen = known.get('label', header[-1]) if label is None else label
+  chosen = known.get('label', header[-1])
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   classes = np.asarray(columns.pop(chosen))
   made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
-  told = f'the label is {chosen!r}' + ('' if label or 'label' in known else ', the last column: --label names another')
+  told = f'the label is {chosen!r}' + ('' if 'label' in known else ', the last column: --label names another')
   return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields)))
 
 
@@ -197,15 +195,24 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
   return header, lines
 
 
-def _schema(path: str) -> dict[str, Any]:
-  """Returns what a JSON file says of columns; raises `UsageError` for other keys or types."""
-  file = errors.check_path('the schema', path, home=True)
-  try:
-    found = json.loads(pathlib.Path(file).read_text('utf-8'))
-  except (OSError, ValueError) as error:
-    raise errors.UsageError(f'cannot read the schema {path}: {error}') from error
-  errors.check_instance(f'the schema {path}', found, dict, f'an object with any of {", ".join(_KEYS)}')
+def known_of(schema: str | Mapping | None) -> dict[str, Any]:
+  """Returns what a schema says of columns, see `read`; raises `UsageError` for other keys or types."""
+  found, name = schema, 'the schema'
+  if schema is None:
+    return {}
+  if isinstance(schema, str) and not schema.lstrip().startswith('{'):
+    name, file = f'the schema {schema}', errors.check_path('the schema', schema, home=True)
+    try:
+      found = pathlib.Path(file).read_text('utf-8')
+    except (OSError, ValueError) as error:
+      raise errors.UsageError(f'cannot read {name}: {error}') from error
+  if isinstance(found, str):
+    try:
+      found = json.loads(found)
+    except ValueError as error:
+      raise errors.UsageError(f'cannot read {name}: {error}') from error
+  found = dict(errors.check_json(name, errors.check_instance(name, found, Mapping, f'any of {", ".join(_KEYS)}')))
   for key, value in found.items():
-    errors.check_choice(f'key of the schema {path}', key, _KEYS)
-    errors.check_instance(f'{key} of the schema {path}', value, _KEYS[key], f'a {_KEYS[key].__name__}')
+    errors.check_choice(f'key of {name}', key, _KEYS)
+    errors.check_instance(f'{key} of {name}', value, _KEYS[key], f'a {_KEYS[key].__name__}')
   return found

@@ -10,6 +10,7 @@ scale. It matches the mean gradient of all sensitive samples at once, and stops 
 eq. 12.
 """
 
+import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Mapping
@@ -57,6 +58,25 @@ class ConcealmentState(NamedTuple):
 
   dissimilarity: jax.Array
   cosine: jax.Array
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=('dissimilarity', 'latent', 'tolerance', 'learning_rate'),
+  meta_fields=('steps', 'start', 'mixup', 'box'),
+)
+@dataclasses.dataclass(frozen=True)
+class Search:
+  """How a concealed sample is searched; its fields are settings of `concealment`."""
+
+  dissimilarity: float = 0.01
+  latent: float = 0.01
+  tolerance: float = 0.0
+  learning_rate: float = 0.1
+  steps: int = 1000
+  start: str = 'noise'
+  mixup: bool = False
+  box: bool = False
 
 
 def view(client: Any, variables: Mapping, image: jax.Array, label: jax.Array) -> View:
@@ -125,7 +145,7 @@ def start_point(key: jax.Array, image: jax.Array, num_classes: int, public: Any,
   return x, jax.nn.one_hot(y, num_classes, dtype=jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames=('client', 'steps', 'start', 'mixup', 'box'))  # else compiled at each call
+@functools.partial(jax.jit, static_argnames='client')  # else compiled at each call
 def concealed_samples(
   client: Any,
   variables: Mapping,
@@ -133,15 +153,7 @@ def concealed_samples(
   samples: jax.Array,
   targets: jax.Array,
   public: tuple | None = None,
-  *,
-  dissimilarity: float = 0.01,
-  latent: float = 0.01,
-  tolerance: float = 0.0,
-  learning_rate: float = 0.1,
-  steps: int = 1000,
-  start: str = 'noise',
-  mixup: bool = False,
-  box: bool = False,
+  search: Search = Search(),
 ) -> Samples:
   """Returns a concealed sample for each sensitive one: Adam on eq. 9, algorithm 1's line 3.
 
@@ -155,21 +167,21 @@ def concealed_samples(
     samples: the sensitive ones, float32 [N, H, W, C] in [0, 1].
     targets: theirs, probabilities [N, classes].
     public: (samples, targets) for `start='proxy'`.
-    dissimilarity, latent, tolerance, learning_rate, steps, start, mixup, box: as in `concealment`.
+    search: the `Search`.
 
   Returns:
     (samples, targets as probabilities) in the shapes of the sensitive ones.
   """
-  given = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
-  weights = {name: jnp.asarray(weight, jnp.float32) for name, weight in given.items()}
+  names, steps = ('dissimilarity', 'latent', 'tolerance'), search.steps
+  weights = {name: jnp.asarray(getattr(search, name), jnp.float32) for name in names}
   adam = promoting(optax.scale_by_adam())
   # The schedule of Geiping et al., as in the published code, decays the rate thrice, as below.
   decay = 0.1 ** np.searchsorted([3 / 8, 5 / 8, 7 / 8], np.arange(steps) / steps, side='right')
-  rates = jnp.asarray(learning_rate, jnp.float32) * jnp.asarray(decay, jnp.float32)
+  rates = jnp.asarray(search.learning_rate, jnp.float32) * jnp.asarray(decay, jnp.float32)
 
   def conceal(key: jax.Array, image: jax.Array, label: jax.Array) -> Samples:
     sensitive = view(client, variables, image, label)
-    x, y = start_point(key, image, label.shape[-1], public, start=start, mixup=mixup)
+    x, y = start_point(key, image, label.shape[-1], public, start=search.start, mixup=search.mixup)
     gradient = jax.grad(lambda x: objective(view(client, variables, x, y), sensitive, **weights))
 
     @jax.checkpoint  # a derivative of the loop then stores each step's image, not the network's activations
@@ -177,7 +189,7 @@ def concealed_samples(
       x, moments = carry
       move, moments = adam.update(gradient(x), moments, x)
       x = x - rate * move
-      return (jnp.clip(x, 0, 1) if box else x, moments), None
+      return (jnp.clip(x, 0, 1) if search.box else x, moments), None
 
     (x, _), _ = jax.lax.scan(step, (x, adam.init(x)), rates)
     return x, y
@@ -319,11 +331,10 @@ def concealment(
   Raises:
     UsageError: for `start='proxy'` without fitting public images.
   """
-  search: dict[str, Any] = {'dissimilarity': dissimilarity, 'latent': latent, 'tolerance': tolerance}
-  search |= {'learning_rate': learning_rate, 'steps': steps, 'start': start, 'mixup': mixup, 'box': box}
+  search = Search(dissimilarity, latent, tolerance, learning_rate, steps, start, mixup, box)
   if client is not None and start == 'proxy':
     _check_public(public, client.num_classes)
-  conceal = functools.partial(concealed_samples, client, public=public, **search)
+  conceal = functools.partial(concealed_samples, client, public=public, search=search)
 
   def combine(variables: Mapping, batch: Samples, concealed: Samples, weights: jax.Array, original: Tree) -> Tree:
     mixed = mixed_gradient(client, variables, batch, concealed, weights, mixing)

@@ -27,6 +27,8 @@ class Ledger:
     sampling_rate: clients drawn per round over all clients; only `server_noise` uses it.
     delta: δ.
     accountant: 'rdp' or 'pld', see `differential_privacy.epsilon`.
+    budget: the ε that must not be exceeded: training stops before the round that would (Geyer et al. 2017, algorithm
+      1); None for no end.
   """
 
   mechanisms: tuple[Mechanism, ...]
@@ -34,6 +36,7 @@ class Ledger:
   sampling_rate: differential_privacy.Rate = 1.0
   delta: differential_privacy.Delta = 1e-5
   accountant: differential_privacy.Accountant = 'rdp'
+  budget: Annotated[float | None, Range(1e-12, finite=True)] = None
 
   def __post_init__(self) -> None:
     check_fields(self)
@@ -125,16 +128,17 @@ def ledger(
   sampling_rate: float = 1.0,
   delta: float = 1e-5,
   accountant: str = 'rdp',
+  budget: float | None = None,
 ) -> Ledger | None:
   """Returns the `Ledger` of a training under a defense, or None if there is nothing to account for.
 
   Args:
     defense: a `Defense`, or None for none; see `guarantees.mechanisms` for what is covered.
     epochs: a client's local epochs; 1 where it shares its gradient.
-    server_noise, sampling_rate, delta, accountant: see `Ledger`.
+    server_noise, sampling_rate, delta, accountant, budget: see `Ledger`.
 
   Raises:
     UsageError: for a value out of range or an unknown accountant.
   """
-  made = Ledger(guarantees.mechanisms(defense, epochs), server_noise, sampling_rate, delta, accountant)
+  made = Ledger(guarantees.mechanisms(defense, epochs), server_noise, sampling_rate, delta, accountant, budget)
   return made if made.mechanisms or made.server_noise > 0 else None

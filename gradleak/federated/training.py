@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from gradleak import data
 from gradleak.core import errors, statistics
 from gradleak.core.locks import alone
-from gradleak.core.settings import Count, Range, ranged
+from gradleak.core.settings import Count, ranged
 from gradleak.core.storage import (
   Workdir,
   append_time,
@@ -44,7 +44,6 @@ def train(
   workdir: str | os.PathLike | None = None,
   config: dict | None = None,
   privacy: Ledger | None = None,
-  budget: Annotated[float | None, Range(1e-12, finite=True)] = None,
   on_round: Callable[[dict, State, float], None] | None = None,
 ) -> tuple[State, list[dict]]:
   """Trains for a number of rounds; returns (the last `State`, a row per round).
@@ -67,16 +66,14 @@ def train(
     evaluate_every: rounds between two measurements; the last round is always measured.
     workdir: a folder for `rounds.jsonl`, `timing.jsonl` and checkpoints; a run that was killed is resumed from it.
     config: what identifies the run there, plain JSON.
-    privacy: the `Ledger` of the clients' and the server's noise, or None.
-    budget: the ε that must not be exceeded: training stops before the round that would (Geyer et al. 2017, algorithm
-      1). Needs `privacy`.
+    privacy: the `Ledger` of the clients' and the server's noise, or None; its budget may end the training.
     on_round: called with (row, `State`, seconds of the round) after each round.
 
   Raises:
-    UsageError: for a folder that belongs to another run, or a budget without `privacy` or that
-      the first round alone exceeds.
+    UsageError: for a folder that belongs to another run, or a budget that the first round alone exceeds.
   """
-  _check(budget, privacy)
+  if privacy is not None:
+    errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
   errors.check_json('config', {} if config is None else config)
@@ -84,13 +81,13 @@ def train(
   test = None if test is None else data.pair('test', test, check=kind.check, check_targets=federation.client.targets)
 
   def finished(state: State) -> bool:
-    return state.number == rounds or _overdrawn(federation, state, key, privacy, budget)
+    return state.number == rounds or _overdrawn(federation, state, key, privacy)
 
   state, rows = simulation.start(federation, variables), []
-  if privacy is not None and _overdrawn(federation, state, key, privacy, budget):
+  if privacy is not None and _overdrawn(federation, state, key, privacy):
     spent = privacy.epsilon(1, 1)
     raise errors.UsageError(
-      f'the first round alone costs ε = {spent.value:.3g} ({spent.said}), more than the budget of {budget}'
+      f'the first round alone costs ε = {spent.value:.3g} ({spent.said}), more than the budget of {privacy.budget}'
     )
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
@@ -125,20 +122,11 @@ def _rows(path: pathlib.Path, number: int) -> list[dict]:
   return rows
 
 
-def _check(budget: float | None, privacy: Ledger | None) -> None:
-  if privacy is not None:
-    errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
-  if budget is not None and privacy is None:
-    raise errors.UsageError(f'a budget of ε = {budget} needs a defense whose ε is known, such as client_dp')
-
-
-def _overdrawn(
-  federation: Federation, state: State, key: jax.Array, privacy: Ledger | None, budget: float | None
-) -> bool:
+def _overdrawn(federation: Federation, state: State, key: jax.Array, privacy: Ledger | None) -> bool:
   """Returns whether the next round would exceed the budget."""
-  if privacy is None or budget is None:
+  if privacy is None or privacy.budget is None:
     return False
-  return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())).value > budget
+  return privacy.epsilon(state.number + 1, int(simulation.after(federation, state, key).max())).value > privacy.budget
 
 
 def _measured(federation: Federation, state: State, samples: np.ndarray, targets: np.ndarray) -> dict:

@@ -85,8 +85,7 @@ def agreement(
   outputs: Mapping[str, Any] | None = None,
   outputs_of: Callable[[Tree, jax.Array], Mapping[str, jax.Array]] | None = None,
   names: Mapping[str, str] | None = None,
-  gradient: Tree | None = None,
-  labels: Any = None,
+  gradient: tuple[Tree, Any] | None = None,
   train: bool = False,
   tolerance: NonNegative = 1e-4,
 ) -> Agreement:
@@ -102,8 +101,8 @@ def agreement(
     outputs_of: (params, images) -> {layer: output}, of a model that is no Linen module; [N, H, W, C] where images.
       Submodules of a Linen module are read without it.
     names: {layer in `outputs`: layer of the model}, such as {'conv1': 'Conv_0'}, where they differ; see `read_update`.
-    gradient: optional, of the original's mean cross-entropy, shaped like the parameters; see `gradleak.read_update`.
-    labels: int [N], of that loss.
+    gradient: optional, (that of the original's mean cross-entropy, shaped like the parameters, see
+      `gradleak.read_update`; the labels of that loss, int [N]).
     train: whether BatchNorm uses the batch's statistics, as the original did.
     tolerance: the largest relative difference that counts as equal.
 
@@ -125,9 +124,9 @@ def agreement(
     raise errors.UsageError('names and outputs_of are for outputs of layers: give outputs=…')
   rows.append(Difference('logits', 'logits', _relative(found_logits, wanted)))
   if gradient is not None:
-    rows += _of_gradients(model, variables, images, gradient, labels, found_logits.shape[1], train)
-  elif labels is not None:
-    raise errors.UsageError('labels are for the gradient: give gradient=…')
+    if not isinstance(gradient, tuple | list) or len(gradient) != 2:
+      raise errors.UsageError(f'gradient is {errors.shown(gradient)}, expected (gradient, labels)')
+    rows += _of_gradients(model, variables, images, *gradient, found_logits.shape[1], train)
   return Agreement(tuple(rows), float(tolerance))
 
 
@@ -195,8 +194,6 @@ def _of_outputs(
 def _of_gradients(
   model: Model, variables: Mapping, images: np.ndarray, gradient: Tree, labels: Any, num_classes: int, train: bool
 ) -> list[Difference]:
-  if labels is None:
-    raise errors.UsageError('labels are missing: the gradient is of a loss on them, int [N]')
   labels = errors.host_array('labels', labels)
   one_each = labels.shape == (len(images),) and labels.dtype.kind in 'iu'
   if not one_each or labels.min() < 0 or labels.max() >= num_classes:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +128,14 @@ class ResNet(nn.Module):
     return layers.Dense(self.num_classes, self.initial, name='linear')(jnp.mean(x, axis=(1, 2)))
 
 
+class _Body(NamedTuple):
+  """The blocks of each stage, and of what kind they are, see `_Block`."""
+
+  blocks: tuple[int, ...]
+  project: bool = True
+  bottleneck: bool = False
+
+
 def _resnet(
   name: str,
   num_classes: int,
@@ -136,15 +144,12 @@ def _resnet(
   width: int,
   norm: str,
   pixels: str,
-  blocks: tuple[int, ...],
-  *,
-  project: bool,
-  bottleneck: bool = False,
+  body: _Body,
   stem: str = 'cifar',
 ) -> Model:
   if norm == 'group' and width % 2:
     raise errors.UsageError(f'{name}(width) is {width}, expected an even number for the two groups of norm=group')
-  return standardised(ResNet(num_classes, init, conv, width, norm, blocks, project, bottleneck, stem), pixels)
+  return standardised(ResNet(num_classes, init, conv, width, norm, *body, stem), pixels)
 
 
 @builtin
@@ -173,7 +178,7 @@ def resnet20(
   Raises:
     UsageError: for an odd width with `norm='group'`.
   """
-  return _resnet('resnet20', num_classes, init, conv, width, norm, pixels, (3, 3, 3), project=False)
+  return _resnet('resnet20', num_classes, init, conv, width, norm, pixels, _Body((3, 3, 3), project=False))
 
 
 @builtin
@@ -190,7 +195,7 @@ def resnet56(
 
   853,018 parameters with ten classes and colour images.
   """
-  return _resnet('resnet56', num_classes, init, conv, width, norm, pixels, (9, 9, 9), project=False)
+  return _resnet('resnet56', num_classes, init, conv, width, norm, pixels, _Body((9, 9, 9), project=False))
 
 
 @builtin
@@ -216,7 +221,7 @@ def resnet18(
   Raises:
     UsageError: as for `resnet20`.
   """
-  return _resnet('resnet18', num_classes, init, conv, width, norm, pixels, (2, 2, 2, 2), project=True, stem=stem)
+  return _resnet('resnet18', num_classes, init, conv, width, norm, pixels, _Body((2, 2, 2, 2)), stem)
 
 
 @builtin
@@ -231,7 +236,7 @@ def resnet34(
   stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-34: `resnet18` with `(3, 4, 6, 3)` blocks in its stages."""
-  return _resnet('resnet34', num_classes, init, conv, width, norm, pixels, (3, 4, 6, 3), project=True, stem=stem)
+  return _resnet('resnet34', num_classes, init, conv, width, norm, pixels, _Body((3, 4, 6, 3)), stem)
 
 
 @builtin
@@ -246,10 +251,8 @@ def resnet50(
   stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-50: `(3, 4, 6, 3)` bottleneck blocks with outputs of four times the width; as `resnet18` else."""
-  blocks = (3, 4, 6, 3)
-  return _resnet(
-    'resnet50', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
-  )
+  body = _Body((3, 4, 6, 3), bottleneck=True)
+  return _resnet('resnet50', num_classes, init, conv, width, norm, pixels, body, stem)
 
 
 @builtin
@@ -264,10 +267,8 @@ def resnet101(
   stem: Stem = 'cifar',
 ) -> Model:
   """Returns ResNet-101: `resnet50` with `(3, 4, 23, 3)` blocks."""
-  blocks = (3, 4, 23, 3)
-  return _resnet(
-    'resnet101', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
-  )
+  body = _Body((3, 4, 23, 3), bottleneck=True)
+  return _resnet('resnet101', num_classes, init, conv, width, norm, pixels, body, stem)
 
 
 @builtin
@@ -285,7 +286,5 @@ def resnet152(
 
   58,156,618 parameters with the stem for CIFAR, ten classes and colour images.
   """
-  blocks = (3, 8, 36, 3)
-  return _resnet(
-    'resnet152', num_classes, init, conv, width, norm, pixels, blocks, project=True, bottleneck=True, stem=stem
-  )
+  body = _Body((3, 8, 36, 3), bottleneck=True)
+  return _resnet('resnet152', num_classes, init, conv, width, norm, pixels, body, stem)

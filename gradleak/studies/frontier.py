@@ -195,6 +195,7 @@ class Task:
       server_noise=self.settings.server_noise,
       sampling_rate=self.settings.per_round / len(self.partition),
       delta=self.settings.delta,
+      budget=self.settings.budget,
     )
 
   @functools.cached_property
@@ -383,7 +384,6 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
       **({'epsilon': ledger.terms} if ledger else {}),
     },
     privacy=ledger,
-    budget=given.budget if ledger else None,  # an undefended reference has none to spend
     on_round=on_round,
   )
   bare = not one.method.defense.stages and not given.server_noise

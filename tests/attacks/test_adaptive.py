@@ -18,7 +18,7 @@ from gradleak.attacks import matching
 from gradleak.attacks.matching import distances
 from gradleak.core import trees
 from gradleak.defenses import Context
-from gradleak.defenses.concealment import concealed_samples
+from gradleak.defenses.concealment import Search, concealed_samples
 from gradleak.federated import layer_average
 from tests.objects import objects
 
@@ -294,8 +294,8 @@ def test_decoys_make_the_simulation_equal_to_the_concealed_upload(context, small
   client = bound('concealment(steps=3,projection=False)', context).client(context.client)
   upload = jax.jit(client.local_update)(KEY, context.variables, images, labels)
   key = jax.random.fold_in(jax.random.fold_in(KEY, 1), zlib.crc32(b'concealment'))  # the step chain's, its own
-  settings = {'steps': 3}
-  decoys, decoy_labels = concealed_samples(context.client, context.variables, key, images, labels, **settings)
+  given = context.client, context.variables, key, images, labels
+  decoys, decoy_labels = concealed_samples(*given, search=Search(steps=3))
   mixed = jnp.concatenate([labels, 0.7 * decoy_labels + 0.3 * labels])
   simulated = jax.jit(context.client.local_update)(None, context.variables, jnp.concatenate([images, decoys]), mixed)
   difference = trees.norm(trees.subtract(simulated.update, upload.update)) / trees.norm(upload.update)

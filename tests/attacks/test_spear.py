@@ -54,7 +54,7 @@ def furthest(found, inputs):
 @pytest.mark.parametrize('dtype, error', [(np.float64, 1e-9), (np.float32, 1e-3)])
 def test_a_batch_comes_apart(dtype, error):
   inputs, layer = victim(6, dtype=dtype)
-  found = spear(*layer, np.random.default_rng(0))
+  found = spear(layer, np.random.default_rng(0))
   assert found.rank == 6 and found.inputs.shape == inputs.shape and found.directions >= 6
   assert furthest(found, inputs) < error
   assert found.agreement == 1 if dtype == np.float64 else found.agreement > 0.99
@@ -63,7 +63,7 @@ def test_a_batch_comes_apart(dtype, error):
 @pytest.mark.parametrize('batch, dead, sparsity', [(4, 100, 0.5), (1, 0, 0.3)])
 def test_neurons_that_no_sample_activates_count_as_zeros(batch, dead, sparsity):
   inputs, layer = victim(batch, dead=dead)
-  found = spear(*layer, np.random.default_rng(0), submatrices=10_000, sparsity=sparsity)
+  found = spear(layer, np.random.default_rng(0), submatrices=10_000, sparsity=sparsity)
   assert len(found.inputs) == batch and furthest(found, inputs) < 1e-9
 
 
@@ -74,43 +74,43 @@ def test_what_cannot_be_separated_is_not(what):
     gradient, shares = np.zeros_like(gradient), np.zeros_like(shares)
   if what == 'noise':
     gradient = gradient + np.random.default_rng(1).normal(scale=1e-3 * np.abs(gradient).max(), size=gradient.shape)
-  found = spear(gradient, shares, kernel, bias, np.random.default_rng(0), submatrices=10_000)
+  found = spear((gradient, shares, kernel, bias), np.random.default_rng(0), submatrices=10_000)
   assert found.inputs.shape == (0, inputs.shape[1]) and found.agreement == 0 and found.directions == 0
   assert found.rank == {'nothing': 0, 'noise': 60, 'too many': 60}[what]
 
 
 def test_a_gradient_of_more_samples_than_there_are_is_not_searched():
   inputs, layer = victim(4)
-  assert not len(spear(*layer, np.random.default_rng(0), batch_size=3).inputs)
-  assert furthest(spear(*layer, np.random.default_rng(0), batch_size=4), inputs) < 1e-9
+  assert not len(spear(layer, np.random.default_rng(0), batch_size=3).inputs)
+  assert furthest(spear(layer, np.random.default_rng(0), batch_size=4), inputs) < 1e-9
 
 
 def test_a_known_batch_size_stands_a_little_noise():
   inputs, (gradient, *rest) = victim(4)
   noise = np.random.default_rng(1).normal(scale=1e-7 * np.median(np.abs(gradient)), size=gradient.shape)
-  found = spear(gradient + noise, *rest, np.random.default_rng(0), rank=4, tolerance=1e-4)
+  found = spear((gradient + noise, *rest), np.random.default_rng(0), rank=4, tolerance=1e-4)
   assert found.rank == 4 and 0 < furthest(found, inputs) < 1e-3
-  assert not len(spear(gradient + noise, *rest, np.random.default_rng(0)).inputs)  # its own rank is full
+  assert not len(spear((gradient + noise, *rest), np.random.default_rng(0)).inputs)  # its own rank is full
 
 
 def test_weights_that_are_not_the_victims_do_not_agree():
   _, (gradient, shares, kernel, bias) = victim(4)
-  found = spear(gradient, shares, np.roll(kernel, 1, axis=1), bias, np.random.default_rng(0), submatrices=10_000)
+  found = spear((gradient, shares, np.roll(kernel, 1, axis=1), bias), np.random.default_rng(0), submatrices=10_000)
   assert found.agreement < 0.9
 
 
 def test_the_rank_is_that_of_the_layer_at_most():
   _, layer = victim(2)
   with pytest.raises(errors.UsageError, match='rank is 61'):
-    spear(*layer, np.random.default_rng(0), rank=61)
+    spear(layer, np.random.default_rng(0), rank=61)
 
 
 @pytest.mark.parametrize('dtype, error', [(np.float64, 1e-9), (np.float32, 1e-2)])
 def test_the_next_layer_tells_a_batch_apart(dtype, error):
   inputs, layer, following, _ = two_layers(12, dtype=dtype)
-  found = spear(*layer, np.random.default_rng(0), following=following, submatrices=1)
+  found = spear(layer, np.random.default_rng(0), following=following, submatrices=1)
   assert furthest(found, inputs) < error and found.agreement > 0.99
-  assert not len(spear(*layer, np.random.default_rng(0), submatrices=1).inputs)  # nothing else tells it
+  assert not len(spear(layer, np.random.default_rng(0), submatrices=1).inputs)  # nothing else tells it
 
 
 def test_extreme_rays_are_the_inactive_neurons_of_samples():
@@ -132,7 +132,7 @@ def test_a_gradient_that_tells_nothing_has_no_basis(what):
 def test_another_layers_gradient_does_not_mislead():
   inputs, layer = victim(4)
   following = np.random.default_rng(0).normal(size=(200, 4)) @ np.random.default_rng(1).normal(size=(4, 40))
-  found = spear(*layer, np.random.default_rng(0), following=following, programs=25)
+  found = spear(layer, np.random.default_rng(0), following=following, programs=25)
   assert furthest(found, inputs) < 1e-9
 
 
@@ -149,7 +149,7 @@ def test_rows_of_a_table_are_exact(batch, least):
     inputs, labels = rows[chosen].astype(np.float32), table.target[chosen]
     layers = drawn([30, 100, 100, 2], np.random.default_rng(seed), np.float32)
     gradient = jax.device_get(gradient_of_mean(layers, inputs, labels))
-    found = spear(*gradient[0], *layers[0], np.random.default_rng(seed), following=gradient[1][0])
+    found = spear((*gradient[0], *layers[0]), np.random.default_rng(seed), following=gradient[1][0])
     exact += len(found.inputs) == batch and bool(furthest(found, inputs) < 0.01)
   print(f'batches of {batch}: {exact} of 20 have all rows within 0.01 deviations')
   assert exact >= least
@@ -160,5 +160,5 @@ def test_rows_of_a_table_are_exact(batch, least):
 @pytest.mark.parametrize('batch', [10, 12, 14])
 def test_batches_of_the_published_size(batch, seed):
   inputs, layer = victim(batch, seed, neurons=400, size=200)
-  found = spear(*layer, np.random.default_rng(seed))
+  found = spear(layer, np.random.default_rng(seed))
   assert furthest(found, inputs) < 1e-6 and found.agreement == 1

@@ -13,7 +13,7 @@ import scipy.optimize
 import gradleak as gl
 from gradleak import Client, defenses, models
 from gradleak.core import errors
-from gradleak.defenses.concealment import mixed_gradient, objective, project, start_point, view
+from gradleak.defenses.concealment import Search, mixed_gradient, objective, project, start_point, view
 from gradleak.defenses.defense import Context
 
 STEPS = 8
@@ -103,7 +103,8 @@ def conceal(setting, key=KEY, weights=WEIGHTS, images=None, **changed):
 def concealed(setting, count=2, **changed):
   key = jax.random.fold_in(KEY, zlib.crc32(b'concealment'))
   own = setting.samples[:count], setting.targets[:count]
-  return defenses.concealed_samples(setting.client, setting.variables, key, *own, **{'steps': STEPS, **changed})
+  public, search = changed.pop('public', None), Search(**{'steps': STEPS, **changed})
+  return defenses.concealed_samples(setting.client, setting.variables, key, *own, public, search)
 
 
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])

@@ -254,19 +254,20 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
   ledger = accounting.ledger(chain)
   federation, variables = setting({'upload': chain})
   budget = ledger.epsilon(4, 4).value + 1e-6
-  given = {'test': (federation.samples, federation.targets), 'evaluate_every': 3, 'privacy': ledger}
-  state, rows = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
+  given = {'test': (federation.samples, federation.targets), 'evaluate_every': 3, 'workdir': tmp_path / 'new'}
+  given['privacy'] = dataclasses.replace(ledger, budget=budget)
+  state, rows = training.train(KEY, federation, variables, 9, **given)
   assert state.number == len(rows) == 4
   assert [row['epsilon'] for row in rows] == [ledger.epsilon(r, r).value for r in range(1, 5)]
   assert {(row['epsilon_relation'], row['epsilon_unit']) for row in rows} == {('replace one', 'client')}
   assert progress._status(rows[0]) == f'ε {rows[0]["epsilon"]:.3g} (replace one, per client)'
   assert [('accuracy' in row) for row in rows] == [False, False, True, True]
-  _, again = training.train(KEY, federation, variables, 9, budget=budget, workdir=tmp_path / 'new', **given)
+  _, again = training.train(KEY, federation, variables, 9, **given)
   assert again == rows
   with pytest.raises(errors.UsageError, match=r'the first round alone costs ε = \d\.\d+ \(replace one, per client, '):
-    training.train(KEY, federation, variables, 9, budget=ledger.epsilon(1, 1).value / 2, **given)
-  with pytest.raises(errors.UsageError, match='needs a defense whose ε is known'):
-    training.train(KEY, federation, variables, 9, budget=1.0)
+    training.train(
+      KEY, federation, variables, 9, privacy=dataclasses.replace(ledger, budget=ledger.epsilon(1, 1).value / 2)
+    )
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def original():
 
 
 def test_an_equal_network_agrees_in_everything(original):
-  found = original.compare(outputs=original.outputs(), names=NAMES, gradient=original.gradient, labels=original.targets)
+  found = original.compare(outputs=original.outputs(), names=NAMES, gradient=(original.gradient, original.targets))
   assert found.agrees and found.first is None and str(found).endswith('no relative difference is above 0.0001.')
   parameters = [f'{layer}/{leaf}' for layer in NAMES.values() for leaf in ('kernel', 'bias')]
   assert [each.name for each in found.differences] == [*NAMES.values(), 'logits', *parameters]
@@ -105,7 +105,7 @@ def test_a_wrong_backward_pass_is_found_from_the_end():
   original = Original(right)
   layers = [trees.Layer('a', (('a', 'w'), ('a', 'b'))), trees.Layer('z', (('z', 'w'),))]
   wrong = models.from_functions(dense, stopped, layers=layers)
-  given = {'gradient': original.gradient, 'labels': original.targets}
+  given = {'gradient': (original.gradient, original.targets)}
   outputs = outputs_of(original.variables['params'], original.samples)
   assert original.compare(**given).agrees
   found = original.compare(wrong, outputs=outputs, outputs_of=outputs_of, **given)
@@ -131,10 +131,9 @@ def test_values_that_are_not_finite_depart_and_zeros_are_compared_absolutely():
     ),
     ({'outputs': [1]}, 'outputs is [1], expected a mapping'),
     ({'names': NAMES}, 'names and outputs_of are for outputs of layers'),
-    ({'labels': [0, 1, 2]}, 'labels are for the gradient'),
-    ({'gradient': {}}, 'labels are missing'),
-    ({'gradient': {}, 'labels': [0, 1, 9]}, 'expected integers in [0, 5], one per image'),
-    ({'gradient': {}, 'labels': [0, 1, 2]}, 'only one of them has Conv_0/bias'),
+    ({'gradient': {}}, 'gradient is {}, expected (gradient, labels)'),
+    ({'gradient': ({}, [0, 1, 9])}, 'expected integers in [0, 5], one per image'),
+    ({'gradient': ({}, [0, 1, 2])}, 'only one of them has Conv_0/bias'),
     ({'train': 1}, 'train is 1, expected True or False'),
   ],
 )
