@@ -55,7 +55,7 @@ def keepers():
   classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
   methods = {'Method'} | {one.name for one in classes if any('Method' in names(base) for base in one.bases)}
   functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
-  return {one.name for one in functions if 'wraps' in names(one) and (methods & names(one) or 'checked' in names(one))}
+  return {one.name for one in functions if methods & names(one) or {'wraps', 'checked'} <= names(one)}
 
 
 def parameters(function, keepers):

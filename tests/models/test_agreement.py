@@ -159,7 +159,7 @@ def test_gradients_of_another_shape_are_refused(original):
   gradient = jax.tree.map(np.asarray, original.gradient)
   gradient['Conv_0']['bias'] = np.zeros(7)
   with pytest.raises(gl.UsageError, match=r'the gradient of Conv_0/bias has shape \(7,\), expected \(4,\)'):
-    original.compare(gradient=gradient, labels=original.targets)
+    original.compare(gradient=(gradient, original.targets))
 
 
 def test_functions_without_outputs_of_have_no_layers_to_compare():
