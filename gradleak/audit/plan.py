@@ -211,14 +211,20 @@ def _trace(group: Group, attack: Labelled) -> None:
     'class_means': granted.class_means(group, method),
     'class_images': granted.class_images(group, method),
   }
+  leaves, structure = jax.tree.flatten(jax.eval_shape(lambda *given: given, shared, rest, key))
+  _start(Build.of(group, method), method.numbers, method.prepare is not None, structure, tuple(leaves))
 
-  def start(shared: dict, key: jax.Array) -> Any:
+
+@reusable(64)
+def _start(build: Build, numbers: tuple, steps: bool, structure: Any, shapes: tuple) -> None:
+  """Traces the first step of an attack, or all of a closed form; once for equal builds and shapes."""
+
+  def start(shared: dict, rest: dict, key: jax.Array) -> Any:
     shared = jax.tree.map(lambda x: jnp.expand_dims(x, 0), shared)
-    lane = {'trial': 0, 'view': 0, 'key': key, 'numbers': method.numbers}
-    made, key, observation = Build.of(group, method)({**shared, **rest}, lane)
+    made, key, observation = build({**shared, **rest}, {'trial': 0, 'view': 0, 'key': key, 'numbers': numbers})
     state = made.init(key, observation)
-    if made.num_steps or made.on_host or method.prepare is not None:
-      return made.step(state, observation)
-    return made.reconstruct(state, observation)
+    return (
+      made.step(state, observation) if made.num_steps or made.on_host or steps else made.reconstruct(state, observation)
+    )
 
-  jax.eval_shape(start, shared, key)
+  jax.eval_shape(start, *structure.unflatten(shapes))

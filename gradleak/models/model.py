@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import partial_eval
 
 from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
 from gradleak.core.trees import Layer, Tree
 from gradleak.models import convolution, masked, modes, repeated
 from gradleak.models.state_dict import Layout
@@ -487,6 +488,7 @@ def from_flax(
     logits, changed = call(variables, samples, train, key)
     return logits, changed.get('batch_stats', variables.get('batch_stats', {}))
 
+  @reusable(8)
   def layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
     found = {}
 
