@@ -17,7 +17,7 @@ from gradleak.adaptive import NON_ADAPTIVE
 from gradleak.attacks.base import AttackMethod, Reconstruction
 from gradleak.audit import granted
 from gradleak.audit.group import Group
-from gradleak.audit.streams import folded
+from gradleak.audit.streams import folded, numbered
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views
 from gradleak.core import trees
@@ -311,8 +311,8 @@ def _keys(group: Group, lanes: list[Lane]) -> jax.Array:
   """Returns the key of each lane: of its stream, its address and its start."""
   of_each = [(lane.target.defense < 0, lane.target.address, lane.restart) for lane in lanes]
   which, addresses, restarts = np.asarray(of_each, np.int32).reshape(-1, 3).T
-  streams = jnp.stack([group.streams.named(name) for name in ('attack', 'attack control')])
-  return folded(streams[which], addresses, restarts)
+  streams = np.asarray([numbered(name) for name in ('attack', 'attack control')])
+  return folded(group.streams.key, streams[which], addresses, restarts)
 
 
 def shown(made: Table) -> np.ndarray:

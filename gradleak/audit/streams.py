@@ -4,6 +4,7 @@ import zlib
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 
 class Streams(NamedTuple):
@@ -17,7 +18,12 @@ class Streams(NamedTuple):
 
   def named(self, name: str) -> jax.Array:
     """Returns the key of a stream."""
-    return jax.random.fold_in(self.key, zlib.crc32(name.encode()))
+    return jax.random.fold_in(self.key, numbered(name))
+
+
+def numbered(name: str) -> np.uint32:
+  """Returns the number that is folded into the key for a stream."""
+  return np.uint32(zlib.crc32(name.encode()))
 
 
 @jax.jit  # one program, in place of several

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradleak.audit import granted
 from gradleak.audit.group import Group
-from gradleak.audit.streams import folded
+from gradleak.audit.streams import folded, numbered
 from gradleak.core import trees
 from gradleak.core.methods import identity
 from gradleak.core.trees import Tree
@@ -199,8 +199,9 @@ def _lanes(group: Group, request: _Request, first_round: int = 0) -> dict:
   names = [
     f'{request.stream} round {i}' if i else request.stream for i in range(first_round, first_round + request.rounds)
   ]
-  keys = _joined(*(folded(group.streams.named(name), np.asarray(request.addresses, np.int32)) for name in names))
-  count = request.rounds * len(trial)
+  streams = np.repeat([numbered(name) for name in names], len(trial))
+  keys = folded(group.streams.key, streams, np.tile(request.addresses, request.rounds).astype(np.int32))
+  count = len(streams)
   numbers = tuple(np.full(count, number, np.float32) for number in request.bound.defense.numbers)
   return {'key': keys, 'trial': np.tile(trial, request.rounds).astype(np.int32), 'numbers': numbers}
 
