@@ -33,8 +33,6 @@ from gradleak.studies.captured import truth
 SHOWN_CONTROLS = 3  # control runs whose pictures are kept
 MOVED = 1e-2  # fraction of its start that an objective has to fall by
 GREY = 0.5
-# Why an attack shows nothing: its objective stayed where it started, or a grey picture matches as well.
-REASONS = ('unmoved', 'grey')
 
 Part = tuple[list[dict], dict[str, np.ndarray]]  # scalars and arrays of each `Inversion`, as they are stored
 
@@ -88,7 +86,7 @@ class Inversion:
 
   @property
   def inconclusive(self) -> str:
-    """Why the attack shows neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
+    """Why the attack shows neither a leak nor protection, 'unmoved' (its objective stayed) or 'grey'; '' else."""
     if self.diverged or (not self.steps and not np.any(self.samples)):
       return ''  # said in words of their own
     if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):
