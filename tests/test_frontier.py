@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 
 import jax
 import numpy as np
@@ -94,6 +95,13 @@ def test_the_page_and_a_second_call(found, call):
     f'href="{place}/report.html"' in page and (folder / place / 'report.html').exists()
     for place in found.audits.values()
   )
+  audit = folder / 'audit' / 'report.html'
+  audit.write_text('mine')
+  report.write(found, folder)
+  assert audit.read_text() == 'mine'
+  os.utime(audit, (0, 0))  # older than the audit: made anew
+  report.write(found, folder)
+  assert audit.read_text('utf-8') != 'mine'
   report.write(found, folder.with_name('elsewhere'))  # where its audits are not
   assert 'report.html' not in (folder.with_name('elsewhere') / 'training.html').read_text('utf-8')
   with pytest.raises(
@@ -148,6 +156,12 @@ def test_rounds_that_were_lost_or_edited_are_refused(found, call):
 def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, changes, message):
   with pytest.raises(gl.UsageError, match=message):
     call[0](workdir=tmp_path / 'new', **changes)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_use_that_a_frontier_does_not_have_is_refused(call, tmp_path):
+  with pytest.raises(gl.UsageError, match=r'shards is 2, and gradleak\.frontier has no use for it'):
+    call[0](workdir=tmp_path / 'new', execution=gl.Execution(shards=2))
   assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,7 @@
 """Which assumption protects: what is run, what the rows say, and what is refused."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from gradleak.studies.sensitivity import (
 )
 from gradleak.studies.sensitivity.assumptions import steps_of
 from gradleak.studies.sensitivity.judgement import _paired
+from tests import circle
 from tests.attackers import divide
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -208,6 +211,17 @@ def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, cha
   with pytest.raises(gl.UsageError, match=message):
     call[0](workdir=tmp_path / 'new', **changes)
   assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_scenario_of_images_is_refused(call, production):
+  table = dataclasses.replace(production.client, modality=circle.CIRCLE)
+  for scenario, message in (
+    (production._replace(client=table), 'gradleak.sensitivity measures images'),
+    (production._replace(local=None), 'gradleak.sensitivity needs a scenario whose client is described by'),
+    (None, 'scenario is None, expected a gradleak.Scenario'),
+  ):
+    with pytest.raises(gl.UsageError, match=message):
+      call[0](scenario=scenario)
 
 
 @pytest.mark.slow

@@ -1,0 +1,40 @@
+"""A scenario that is changed is the one that is made anew."""
+
+import jax
+import numpy as np
+import pytest
+
+import gradleak as gl
+
+LOCAL = gl.ClientSettings(share='delta', local_epochs=2, momentum=0.5)
+
+
+def test_some_samples_with_another_client_are_those_of_a_scenario_of_their_own(linear):
+  found = linear.of(slice(1, 3), LOCAL)
+  given = {'variables': linear.variables, 'dataset': 'digits', 'gallery': linear.gallery}
+  anew = gl.scenario(linear.client.model, linear.samples[1:3], linear.targets[1:3], client=LOCAL, **given)
+  assert found.client == anew.client and found.local == LOCAL and found.settings == anew.settings
+  np.testing.assert_array_equal(found.samples, anew.samples)
+  np.testing.assert_array_equal(found.targets, anew.targets)
+  back = found.of(slice(None), gl.ClientSettings())
+  names = {'local_epochs', 'momentum'}
+  assert names <= found.settings.keys() and not names & back.settings.keys()
+  with pytest.raises(gl.UsageError, match='expected 0 and 1 for each output'):
+    linear.of(slice(1, 3), gl.ClientSettings(loss='binary_cross_entropy'))
+
+
+def test_weights_are_drawn_until_somebody_gives_others(linear):
+  assert linear.drawn and not linear.trained(linear.variables).drawn
+  other = gl.scenario(linear.client.model, linear.samples, linear.targets, variables=linear.variables)
+  assert not other.drawn and linear.of(slice(2), LOCAL).drawn
+
+
+def test_notes_are_added_to_what_is_recorded(linear):
+  assert linear.noted({'seed': 3}).settings == {**linear.settings, 'seed': 3}
+
+
+def test_a_client_without_settings_is_not_described(linear):
+  given = gl.scenario(linear.client.model, linear.samples, linear.targets, key=jax.random.key(0), client=linear.client)
+  assert linear.described_by('this') == gl.ClientSettings()
+  with pytest.raises(gl.UsageError, match='this needs a scenario whose client is described by ClientSettings'):
+    given.described_by('this')
