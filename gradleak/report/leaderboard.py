@@ -15,6 +15,7 @@ from gradleak.report import blocks, deploy, headline, html
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, link, mark, method, tagged, text
+from gradleak.report.ranks import LEVEL, ranks
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import said
 from gradleak.studies.autoleak import leaderboard
@@ -104,7 +105,7 @@ def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
 
 def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Returns the entries as flat rows, without pictures: the counts by level and server, the cost, and the versions."""
-  rows = []
+  rows, ranked = [], _ranks(entries)
   for name, entry in sorted(entries.items()):
     task, cost = entry['task'], entry['cost'] or {}
     row = {'name': name, 'defense': entry['text'], 'published': entry['published']}
@@ -117,8 +118,16 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
       row |= {f'{side}_{level.replace(" ", "_").replace("-", "_")}': levels.get(level) for level in LEVELS}
     named = entry.get('likelihood') or {}
     row |= {f'likelihood_{part}': named.get(part) for part in ('identified', 'n', 'candidates')}
+    row |= dict(zip(('rank_best', 'rank_worst'), ranked[name] or (None, None), strict=True))
     rows.append(row | {**entry['versions'], 'seed': entry['seed'], 'rows_sha256': entry['rows_sha256']})
   return rows
+
+
+def _ranks(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int] | None]:
+  """Returns the rank of each entry, by its name, among those of its task and version."""
+  tasks = together(((number_of(entry), json.dumps(entry['task'], sort_keys=True)), name) for name, entry in entries.items())
+  found = [(names, ranks([entries[name] for name in names])) for names in tasks.values()]
+  return {name: rank for names, places in found for name, rank in zip(names, places, strict=True)}
 
 
 def leaderboard_csv(entries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -141,7 +150,7 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
     *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if name != 'gallery'),
   ]
   about = ', '.join(filter(None, described))
-  ordered = sorted(entries, key=_order)
+  ordered = _ranked(entries)
   honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
@@ -153,7 +162,7 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
     blocks.Bullets(list(map(str, advice)), 'meaning'),
     _board(ordered, pages, works),
     *([blocks.Picture(drawn, said('leaderboard.shares'))] if (drawn := shares_picture(entries)) else []),
-    blocks.Details('How to read it', _explained(entries, about)),
+    blocks.Details('How to read it', _explained(ordered, about)),
     *_baselines(entries[0]),
   ]
   title = f'{task["model"]} on {task["dataset"]}'
@@ -165,6 +174,7 @@ def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
   task = entries[0]['task']
   gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
   known = {
+    'rank': any(entry['rank'] for entry in entries),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'malicious': any(entry['malicious'] for entry in entries),
     'cost': True,
@@ -175,7 +185,7 @@ def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
     'alone': any('alone' in (entry.get('likelihood') or {}) for entry in entries),
     'flag': True,
   }
-  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION, 'points': deploy.AFFORDABLE}
+  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION, 'points': deploy.AFFORDABLE, 'level': LEVEL}
   below = said('leaderboard.levels', size=task['batch_size'])
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
   meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.meanings().items()]
@@ -220,6 +230,12 @@ def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blo
   return blocks.Table(columns, bodies, 'verdicts board')
 
 
+def _ranked(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns the entries with their 'rank', the ranked ones first, the undefended client last."""
+  known = [{**entry, 'rank': rank} for entry, rank in zip(entries, ranks(entries), strict=True)]
+  return sorted(known, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
+
+
 def _counted(entry: Mapping[str, Any]) -> bool:
   """Returns whether a defense is no more expensive than what is deployed, as far as its cost is known."""
   return entry['cost'] is None or deploy.affordable(entry)
@@ -252,7 +268,9 @@ def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list
   others = [
     blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']) for one in levels.values()
   ]
-  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), [count], value=place)], others
+  first, last = entry['rank'] or (0, 0)
+  rank = first and f'rank {first}' + f'–{last}' * (first < last)
+  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), [count, rank], value=place)], others
 
 
 def _changed(entry: Mapping[str, Any]) -> blocks.Cell:
