@@ -125,7 +125,8 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _ranks(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int] | None]:
   """Returns the rank of each entry, by its name, among those of its task and version."""
-  tasks = together(((number_of(entry), json.dumps(entry['task'], sort_keys=True)), name) for name, entry in entries.items())
+  about = {name: (number_of(entry), json.dumps(entry['task'], sort_keys=True)) for name, entry in entries.items()}
+  tasks = together((task, name) for name, task in about.items())
   found = [(names, ranks([entries[name] for name in names])) for names in tasks.values()]
   return {name: rank for names, places in found for name, rank in zip(names, places, strict=True)}
 
