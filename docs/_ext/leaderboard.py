@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
 from gradleak.report.formatting import listed, together
+from gradleak.report.words import about
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.entry import number_of
 
@@ -23,7 +24,8 @@ def tasks(entries: Mapping[str, Mapping[str, Any]]) -> str:
   parts = []
   for of in sorted(_newest(entries), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
     parts.append(f'### {of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}')
-    parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
+    with about(of[0]['task']['more']):
+      parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
   return '\n\n'.join(parts) + '\n'
 
 
@@ -48,7 +50,7 @@ def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
 def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   """Returns the cell of a finding."""
   if kind == 'blind':
-    return 'pictures fail even undefended'
+    return 'reconstructions fail even undefended'
   if kind == 'everyone':
     return f'none hides it: {facts["n"]} of {facts["n"]} named'
   if kind == 'listed':

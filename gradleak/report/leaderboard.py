@@ -11,13 +11,14 @@ from typing import Any
 from gradleak import metrics
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, grammar, storage
-from gradleak.report import blocks, deploy, headline, html
+from gradleak.modalities import Piece
+from gradleak.report import blocks, deploy, headline, html, marked
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, link, mark, method, tagged, text
 from gradleak.report.ranks import LEVEL, ranks
 from gradleak.report.shares import shares_picture
-from gradleak.report.words import said
+from gradleak.report.words import about, said, worded
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
 from gradleak.studies.autoleak.entry import FAMILY, number_of
@@ -79,7 +80,10 @@ def _tasks(entries: Mapping[str, Mapping[str, Any]], version: int, pages: str) -
     for name, entry in entries.items()
     if number_of(entry) == version
   )
-  made = [_task(entries, pages) for entries in tasks.values()]
+  made = []
+  for of in tasks.values():
+    with about(of[0]['task']['more']):
+      made.append(_task(of, pages))
   return [section for *_, section in sorted(made, key=lambda one: one[:-1])]
 
 
@@ -125,8 +129,8 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _ranks(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int] | None]:
   """Returns the rank of each entry, by its name, among those of its task and version."""
-  about = {name: (number_of(entry), json.dumps(entry['task'], sort_keys=True)) for name, entry in entries.items()}
-  tasks = together((task, name) for name, task in about.items())
+  of = {name: (number_of(entry), json.dumps(entry['task'], sort_keys=True)) for name, entry in entries.items()}
+  tasks = together((task, name) for name, task in of.items())
   found = [(names, ranks([entries[name] for name in names])) for names in tasks.values()]
   return {name: rank for names, places in found for name, rank in zip(names, places, strict=True)}
 
@@ -146,11 +150,11 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   described = [
     f'split {task["split"]}' if task['split'] else '',
     f'weights drawn by init={task["init"]}' if task['init'] else '',
-    f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload',
+    worded(f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload'),
     f'{task["rounds_before"]} round{"" if task["rounds_before"] == 1 else "s"} of training before',
-    *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if name != 'gallery'),
+    *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if not isinstance(value, dict)),
   ]
-  about = ', '.join(filter(None, described))
+  known = ', '.join(filter(None, described))
   ordered = _ranked(entries)
   honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
@@ -163,14 +167,14 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
     blocks.Bullets(list(map(str, advice)), 'meaning'),
     _board(ordered, pages, works),
     *([blocks.Picture(drawn, said('leaderboard.shares'))] if (drawn := shares_picture(entries)) else []),
-    blocks.Details('How to read it', _explained(ordered, about)),
+    blocks.Details('How to read it', _explained(ordered, known)),
     *_baselines(entries[0]),
   ]
   title = f'{task["model"]} on {task["dataset"]}'
-  return not works, task['dataset'], task['model'], about, blocks.Section('', title, parts)
+  return not works, task['dataset'], task['model'], known, blocks.Section('', title, parts)
 
 
-def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
+def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
   """Returns what the columns and the verdicts of a task mean."""
   task = entries[0]['task']
   gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
@@ -191,7 +195,7 @@ def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
   meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.meanings().items()]
   return [
-    blocks.Text(f'The task: {about}. {gallery["made"] or EARLIER}', 'note'),
+    blocks.Text(f'The task: {described}. {gallery["made"] or EARLIER}', 'note'),
     blocks.Text(below, 'note'),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)]),
@@ -211,7 +215,11 @@ def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blo
   )
   columns: list[tuple[str, str] | tuple[str, str, str]] = [('defense', '', 'text')]
   if works:
-    columns += [('private, seen', 'left'), ('recovered', 'first', 'number')]
+    read = any('pieces' in entry['example'] for entry in ordered)
+    columns += [
+      ('clearest seen', 'left summed') if read else ('private, seen', 'left'),
+      ('recovered', 'first', 'number'),
+    ]
   columns += [('accuracy\ncost, points', '', 'number')]
   if works:
     columns += [(mark(level), '', 'number') for level in LEVELS if level != RECOVERED[-1]]
@@ -222,12 +230,12 @@ def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blo
   columns += [('found at most,\nby DP', '', 'number')] * bounded
   bodies = []
   for place, entry in enumerate(ordered):
-    about = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
+    run = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
     seen = _seen(entry, place) if works else ([], [])
     cells = [_method(entry, pages), *seen[0], _cost(entry), *seen[1], *([_named(entry)] if named else [])]
     cells += [_changed(entry)] * malicious + [_bound(entry)] * bounded
     kind = '' if _counted(entry) else 'costly'
-    bodies.append(blocks.Body([blocks.Row(cells, kind), blocks.Row([about], 'about')]))
+    bodies.append(blocks.Body([blocks.Row(cells, kind), blocks.Row([run], 'about')]))
   return blocks.Table(columns, bodies, 'verdicts board')
 
 
@@ -257,10 +265,14 @@ def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
 def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list[blocks.Cell]]:
   """Returns the cells on honest-but-curious attackers: a picture and what is recovered, and the other levels."""
   honest, example = entry['honest'], entry['example']
-  pictures = text(
-    image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
-    ' ',
-    image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
+  pictures = (
+    marked.summary([Piece(**piece) for piece in example['pieces']])
+    if 'pieces' in example
+    else text(
+      image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
+      ' ',
+      image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
+    )
   )
   levels = {one['level']: one for one in honest['levels']}
   best = levels.pop(RECOVERED[-1])

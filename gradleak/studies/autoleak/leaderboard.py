@@ -23,7 +23,7 @@ from gradleak.core.storage import (
   sealed,
   write_atomically,
 )
-from gradleak.modalities import of_config
+from gradleak.modalities import Piece, of_config
 from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
 from gradleak.studies.autoleak.costs import Cost
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of
@@ -162,10 +162,15 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
         'seen': line['found'],
         'by': ' · '.join(filter(None, [line['example']['attack'], line['example']['adaptive']])),
         'trial': line['example']['trial'],
+        **({'pieces': [_piece(one) for one in line['pieces']]} if line['pieces'] else {}),
       },
     }
     for line, level in zip(lines, worst.levels(rows, named), strict=True)
   }
+
+
+def _piece(one: Piece) -> dict[str, Any]:
+  return {'text': one.text, 'right': one.right, 'of': one.of}
 
 
 def _noise(found: AutoLeak, honest: bool, defense: str) -> dict[str, Any]:
