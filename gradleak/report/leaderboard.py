@@ -12,7 +12,7 @@ from gradleak import metrics
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, grammar, storage
 from gradleak.modalities import Piece
-from gradleak.report import blocks, deploy, headline, html, marked
+from gradleak.report import blocks, deploy, headline, html, marked, privacy
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, link, mark, method, tagged, text
@@ -115,6 +115,7 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     row = {'name': name, 'defense': entry['text'], 'published': entry['published']}
     row |= {part: task[part] for part in ('dataset', 'model', 'batch_size')}
     row |= {'cost_points': cost.get('points'), 'cost_source': cost.get('source')}
+    row |= {'epsilon': privacy.brief(entry) or None if 'mechanisms' in entry else None}
     row |= dict(zip(('cost_low', 'cost_high'), cost.get('interval', (None, None)), strict=True))
     for side in leaderboard.SIDES:
       levels = {one['level']: one['count'] for one in entry[side]['levels']} if entry[side] else {}
@@ -185,12 +186,21 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
     'cost': True,
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
     'bounded': any(entry['bound'] is not None for entry in entries),
+    'epsilon': any(entry.get('mechanisms') for entry in entries),
     'alarms': any('noise' in entry['honest'] for entry in entries),
     'likelihood': any(entry.get('likelihood') for entry in entries),
     'alone': any('alone' in (entry.get('likelihood') or {}) for entry in entries),
     'flag': True,
   }
-  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION, 'points': deploy.AFFORDABLE, 'level': LEVEL}
+  facts = {
+    'enough': ENOUGH,
+    'size': gallery['size'],
+    'relation': RELATION,
+    'hidden': privacy.RELATIONS[0],
+    'delta': privacy.DELTA,
+    'points': deploy.AFFORDABLE,
+    'level': LEVEL,
+  }
   below = said('leaderboard.levels', size=task['batch_size'])
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
   meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.meanings().items()]
@@ -254,7 +264,7 @@ def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
   """Returns the name of a defense, which leads to its page; a chain has a link for each of its parts."""
   shown = method(entry['defense'], entry['published'])
   names = [one.name for one in grammar.parse_chain(entry['text'], 'defense') if one.name != 'none'] if pages else []
-  text_ = [entry['defense'] != entry['text'] and entry['text']]
+  text_ = [entry['defense'] != entry['text'] and entry['text'], 'mechanisms' in entry and privacy.brief(entry)]
   if len(names) == 1:
     shown = link(shown, f'{pages}{names[0]}.html')
   elif names:
@@ -357,6 +367,7 @@ def _about(entry: Mapping[str, Any]) -> blocks.Html:
     blocks.Text(repeated),
     blocks.Text(text('SHA-256 of its rows: ', code(entry['rows_sha256']))),
     entry['places'] and blocks.Text(acts),
+    'mechanisms' in entry and (stated := privacy.guarantee(entry)) and blocks.Text(f'Differential privacy: {stated}.'),
     entry.get('stages') and blocks.Text(_stages(entry['stages'])),
   ]
   title = 'How to repeat it' + (', and what the cost is from' if cost is not None else '')

@@ -109,6 +109,9 @@ FORM = {
   'malicious': _Maybe(_SIDE),
   'flags': [str],
   'bound': _Maybe(_Within(float, 0, 1)),
+  # Gaussian mechanisms of its uploads, and why noise has no ε; in entries from 0.3.0 on.
+  'mechanisms': _Optional([{'noise': _Within(float, 0), 'unit': str, 'releases': _Within(int, 1)}]),
+  'missing_bound': _Optional(_Maybe(str)),
   'cost': _Maybe({'points': _POINTS, 'source': str, 'interval': _Optional([_POINTS]), 'at_chance': _Optional(str)}),
   # Originals at rank 1 of a list by the likelihood of the upload (`studies.identification`): in AutoLeak-1 a run of its
   # own.

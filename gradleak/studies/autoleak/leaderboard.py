@@ -96,7 +96,7 @@ def entries(
     entry = {
       **common,
       'defense': label,
-      **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations')},
+      **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations', 'mechanisms', 'missing_bound')},
       'candidates': rows[0]['candidates'],
       'honest': honest[label]['counts'],
       'likelihood': _likelihood(found, label),
