@@ -62,10 +62,13 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
 
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-  """Returns the entries of each task, of the newest version of AutoLeak that it was run with."""
-  grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in entries.values())
-  newest = [(max(map(number_of, of)), of) for of in grouped.values()]
-  return [[entry for entry in of if number_of(entry) == version] for version, of in newest]
+  """Returns the entries of each task, of the newest version of AutoLeak that met the model on the dataset."""
+  task = {name: (entry['task']['dataset'], entry['task']['model']) for name, entry in entries.items()}
+  newest: dict[tuple[str, str], int] = {}
+  for name, entry in entries.items():
+    newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
+  kept = [entry for name, entry in entries.items() if number_of(entry) == newest[task[name]]]
+  return list(together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept).values())
 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
