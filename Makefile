@@ -2,6 +2,7 @@
 # make audit-all   the same for every defense, some seven minutes: results/audit-all/report.html
 # make smoke   a few steps of that audit: does it run with this Python and the newest JAX that it can install
 # make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
+# make frameworks   the tests that need PyTorch, Flower or NVFlare; it installs them
 # make lint    ruff and mypy
 # make docs    the pages: docs/_build/html/index.html; make linkcheck   their links to other sites
 # make benchmark   speed beside PyTorch and breaching, as ratios in one run; make benchmark MEASURE=scaling and so on
@@ -12,12 +13,14 @@ WORKDIR ?= results/audit
 MEASURE ?= speed
 BUDGET ?= 120
 FAST = --attacks='csdlg_fast(tv=1e-6)' --steps=400
+FRAMEWORKS = tests/models/test_torch.py tests/models/test_torch_weights.py tests/frameworks tests/launch/test_torch_model.py $\
+  tests/federated/test_local_training.py tests/federated/test_losses.py tests/test_examples.py
 DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rate=0.9);topk(ratio=0.1);dgc(ratio=0.1);$\
   fragmentation(ratio=0.4);fragmentation_random(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);$\
   clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
   prune(rate=0.7)+concealment;client_dp(norm=1,noise=0.01);dpsgd(norm=1,noise=0.01);ats;instahide
 
-.PHONY: audit audit-all smoke test slow lint docs linkcheck benchmark clean
+.PHONY: audit audit-all smoke test slow frameworks lint docs linkcheck benchmark clean
 
 $(VENV)/.installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -42,6 +45,15 @@ test: $(VENV)/.installed
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow -s --budget=$(BUDGET)
+
+# The lowest PyTorch that is allowed: a newer one is several GB on Linux.
+$(VENV)/.frameworks: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --editable '.[flower]'
+	@touch $@
+
+frameworks: $(VENV)/.frameworks
+	$(BIN)/python -m pytest -m 'slow or not slow' -k 'not gpt2' --durations=10 $(FRAMEWORKS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

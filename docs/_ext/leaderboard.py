@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
 from gradleak.report.formatting import listed, together
+from gradleak.report.words import about
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.entry import number_of
 
@@ -23,7 +24,8 @@ def tasks(entries: Mapping[str, Mapping[str, Any]]) -> str:
   parts = []
   for of in sorted(_newest(entries), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
     parts.append(f'### {of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}')
-    parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
+    with about(of[0]['task']['more']):
+      parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
   return '\n\n'.join(parts) + '\n'
 
 
@@ -48,7 +50,7 @@ def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
 def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   """Returns the cell of a finding."""
   if kind == 'blind':
-    return 'pictures fail even undefended'
+    return 'reconstructions fail even undefended'
   if kind == 'everyone':
     return f'none hides it: {facts["n"]} of {facts["n"]} named'
   if kind == 'listed':
@@ -60,10 +62,13 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
 
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-  """Returns the entries of each task, of the newest version of AutoLeak that it was run with."""
-  grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in entries.values())
-  newest = [(max(map(number_of, of)), of) for of in grouped.values()]
-  return [[entry for entry in of if number_of(entry) == version] for version, of in newest]
+  """Returns the entries of each task, of the newest version of AutoLeak that met the model on the dataset."""
+  task = {name: (entry['task']['dataset'], entry['task']['model']) for name, entry in entries.items()}
+  newest: dict[tuple[str, str], int] = {}
+  for name, entry in entries.items():
+    newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
+  kept = [entry for name, entry in entries.items() if number_of(entry) == newest[task[name]]]
+  return list(together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept).values())
 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:

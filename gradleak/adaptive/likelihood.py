@@ -290,18 +290,23 @@ def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, n
 def support(pattern: np.ndarray, counts: np.ndarray, means: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
   """Returns which fraction of each upload's pattern the largest entries of each candidate's update are, [U, C].
 
+  Entries that are as large as the least of them count, too, and zeros never.
+
   Args:
     pattern, counts: of `patterns`.
     means: the bare updates of the candidates, [C, P].
     sizes: the number of entries of each tensor.
   """
   shared = np.zeros((len(pattern), len(means)), np.float32)
-  parts = np.split(np.abs(means), np.cumsum(sizes)[:-1], axis=1)
+  magnitudes = np.abs(means)
+  rising = [np.sort(part, axis=1) for part in np.split(magnitudes, np.cumsum(sizes)[:-1], axis=1)]
   for several in np.unique(counts, axis=0):
     alike = np.all(counts == several, axis=1)
-    top = np.concatenate(
-      [_largest(part, np.full(len(part), c)) for part, c in zip(parts, several, strict=True)], axis=1
-    )
+    least = [
+      part[:, size - c] if c else np.full(len(part), np.inf)
+      for part, size, c in zip(rising, sizes, several, strict=True)
+    ]
+    top = (magnitudes > 0) & (magnitudes >= np.repeat(np.stack(least, axis=1), sizes, axis=1))
     shared[alike] = np.asarray(_product(pattern[alike], top))
   return shared / np.maximum(pattern.sum(axis=1, keepdims=True), 1)
 

@@ -11,12 +11,14 @@ from typing import Any
 from gradleak import metrics
 from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, grammar, storage
-from gradleak.report import blocks, deploy, headline, html
+from gradleak.modalities import Piece
+from gradleak.report import blocks, deploy, headline, html, marked, privacy
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
 from gradleak.report.html import code, image, link, mark, method, tagged, text
+from gradleak.report.ranks import LEVEL, ranks
 from gradleak.report.shares import shares_picture
-from gradleak.report.words import said
+from gradleak.report.words import about, said, worded
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
 from gradleak.studies.autoleak.entry import FAMILY, number_of
@@ -78,7 +80,10 @@ def _tasks(entries: Mapping[str, Mapping[str, Any]], version: int, pages: str) -
     for name, entry in entries.items()
     if number_of(entry) == version
   )
-  made = [_task(entries, pages) for entries in tasks.values()]
+  made = []
+  for of in tasks.values():
+    with about(of[0]['task']['more']):
+      made.append(_task(of, pages))
   return [section for *_, section in sorted(made, key=lambda one: one[:-1])]
 
 
@@ -104,12 +109,13 @@ def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
 
 def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Returns the entries as flat rows, without pictures: the counts by level and server, the cost, and the versions."""
-  rows = []
+  rows, ranked = [], _ranks(entries)
   for name, entry in sorted(entries.items()):
     task, cost = entry['task'], entry['cost'] or {}
     row = {'name': name, 'defense': entry['text'], 'published': entry['published']}
     row |= {part: task[part] for part in ('dataset', 'model', 'batch_size')}
     row |= {'cost_points': cost.get('points'), 'cost_source': cost.get('source')}
+    row |= {'epsilon': privacy.brief(entry) or None if 'mechanisms' in entry else None}
     row |= dict(zip(('cost_low', 'cost_high'), cost.get('interval', (None, None)), strict=True))
     for side in leaderboard.SIDES:
       levels = {one['level']: one['count'] for one in entry[side]['levels']} if entry[side] else {}
@@ -117,8 +123,17 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
       row |= {f'{side}_{level.replace(" ", "_").replace("-", "_")}': levels.get(level) for level in LEVELS}
     named = entry.get('likelihood') or {}
     row |= {f'likelihood_{part}': named.get(part) for part in ('identified', 'n', 'candidates')}
+    row |= dict(zip(('rank_best', 'rank_worst'), ranked[name] or (None, None), strict=True))
     rows.append(row | {**entry['versions'], 'seed': entry['seed'], 'rows_sha256': entry['rows_sha256']})
   return rows
+
+
+def _ranks(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int] | None]:
+  """Returns the rank of each entry, by its name, among those of its task and version."""
+  of = {name: (number_of(entry), json.dumps(entry['task'], sort_keys=True)) for name, entry in entries.items()}
+  tasks = together((task, name) for name, task in of.items())
+  found = [(names, ranks([entries[name] for name in names])) for names in tasks.values()]
+  return {name: rank for names, places in found for name, rank in zip(names, places, strict=True)}
 
 
 def leaderboard_csv(entries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -136,12 +151,12 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   described = [
     f'split {task["split"]}' if task['split'] else '',
     f'weights drawn by init={task["init"]}' if task['init'] else '',
-    f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload',
+    worded(f'{task["batch_size"]} private image{"s" if task["batch_size"] > 1 else ""} behind an upload'),
     f'{task["rounds_before"]} round{"" if task["rounds_before"] == 1 else "s"} of training before',
-    *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if name != 'gallery'),
+    *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if not isinstance(value, dict)),
   ]
-  about = ', '.join(filter(None, described))
-  ordered = sorted(entries, key=_order)
+  known = ', '.join(filter(None, described))
+  ordered = _ranked(entries)
   honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
@@ -153,34 +168,44 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
     blocks.Bullets(list(map(str, advice)), 'meaning'),
     _board(ordered, pages, works),
     *([blocks.Picture(drawn, said('leaderboard.shares'))] if (drawn := shares_picture(entries)) else []),
-    blocks.Details('How to read it', _explained(entries, about)),
+    blocks.Details('How to read it', _explained(ordered, known)),
     *_baselines(entries[0]),
   ]
   title = f'{task["model"]} on {task["dataset"]}'
-  return not works, task['dataset'], task['model'], about, blocks.Section('', title, parts)
+  return not works, task['dataset'], task['model'], known, blocks.Section('', title, parts)
 
 
-def _explained(entries: Sequence[dict[str, Any]], about: str) -> list[Any]:
+def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
   """Returns what the columns and the verdicts of a task mean."""
   task = entries[0]['task']
   gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
   known = {
+    'rank': any(entry['rank'] for entry in entries),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'malicious': any(entry['malicious'] for entry in entries),
     'cost': True,
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
     'bounded': any(entry['bound'] is not None for entry in entries),
+    'epsilon': any(entry.get('mechanisms') for entry in entries),
     'alarms': any('noise' in entry['honest'] for entry in entries),
     'likelihood': any(entry.get('likelihood') for entry in entries),
     'alone': any('alone' in (entry.get('likelihood') or {}) for entry in entries),
     'flag': True,
   }
-  facts = {'enough': ENOUGH, 'size': gallery['size'], 'relation': RELATION, 'points': deploy.AFFORDABLE}
+  facts = {
+    'enough': ENOUGH,
+    'size': gallery['size'],
+    'relation': RELATION,
+    'hidden': privacy.RELATIONS[0],
+    'delta': privacy.DELTA,
+    'points': deploy.AFFORDABLE,
+    'level': LEVEL,
+  }
   below = said('leaderboard.levels', size=task['batch_size'])
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)
   meanings = [text(mark(verdict), f': {meaning}') for verdict, meaning in headline.meanings().items()]
   return [
-    blocks.Text(f'The task: {about}. {gallery["made"] or EARLIER}', 'note'),
+    blocks.Text(f'The task: {described}. {gallery["made"] or EARLIER}', 'note'),
     blocks.Text(below, 'note'),
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)]),
@@ -200,7 +225,11 @@ def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blo
   )
   columns: list[tuple[str, str] | tuple[str, str, str]] = [('defense', '', 'text')]
   if works:
-    columns += [('private, seen', 'left'), ('recovered', 'first', 'number')]
+    read = any('pieces' in entry['example'] for entry in ordered)
+    columns += [
+      ('clearest seen', 'left summed') if read else ('private, seen', 'left'),
+      ('recovered', 'first', 'number'),
+    ]
   columns += [('accuracy\ncost, points', '', 'number')]
   if works:
     columns += [(mark(level), '', 'number') for level in LEVELS if level != RECOVERED[-1]]
@@ -211,13 +240,19 @@ def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blo
   columns += [('found at most,\nby DP', '', 'number')] * bounded
   bodies = []
   for place, entry in enumerate(ordered):
-    about = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
+    run = blocks.Cell(blocks.Html(f'<div>{_about(entry)}</div>'), span=len(columns))
     seen = _seen(entry, place) if works else ([], [])
     cells = [_method(entry, pages), *seen[0], _cost(entry), *seen[1], *([_named(entry)] if named else [])]
     cells += [_changed(entry)] * malicious + [_bound(entry)] * bounded
     kind = '' if _counted(entry) else 'costly'
-    bodies.append(blocks.Body([blocks.Row(cells, kind), blocks.Row([about], 'about')]))
+    bodies.append(blocks.Body([blocks.Row(cells, kind), blocks.Row([run], 'about')]))
   return blocks.Table(columns, bodies, 'verdicts board')
+
+
+def _ranked(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns the entries with their 'rank', the ranked ones first, the undefended client last."""
+  known = [{**entry, 'rank': rank} for entry, rank in zip(entries, ranks(entries), strict=True)]
+  return sorted(known, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
 
 
 def _counted(entry: Mapping[str, Any]) -> bool:
@@ -229,7 +264,7 @@ def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
   """Returns the name of a defense, which leads to its page; a chain has a link for each of its parts."""
   shown = method(entry['defense'], entry['published'])
   names = [one.name for one in grammar.parse_chain(entry['text'], 'defense') if one.name != 'none'] if pages else []
-  text_ = [entry['defense'] != entry['text'] and entry['text']]
+  text_ = [entry['defense'] != entry['text'] and entry['text'], 'mechanisms' in entry and privacy.brief(entry)]
   if len(names) == 1:
     shown = link(shown, f'{pages}{names[0]}.html')
   elif names:
@@ -240,10 +275,14 @@ def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
 def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list[blocks.Cell]]:
   """Returns the cells on honest-but-curious attackers: a picture and what is recovered, and the other levels."""
   honest, example = entry['honest'], entry['example']
-  pictures = text(
-    image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
-    ' ',
-    image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
+  pictures = (
+    marked.summary([Piece(**piece) for piece in example['pieces']])
+    if 'pieces' in example
+    else text(
+      image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
+      ' ',
+      image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
+    )
   )
   levels = {one['level']: one for one in honest['levels']}
   best = levels.pop(RECOVERED[-1])
@@ -252,7 +291,9 @@ def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list
   others = [
     blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']) for one in levels.values()
   ]
-  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), [count], value=place)], others
+  first, last = entry['rank'] or (0, 0)
+  rank = first and f'rank {first}' + f'–{last}' * (first < last)
+  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), [count, rank], value=place)], others
 
 
 def _changed(entry: Mapping[str, Any]) -> blocks.Cell:
@@ -326,6 +367,7 @@ def _about(entry: Mapping[str, Any]) -> blocks.Html:
     blocks.Text(repeated),
     blocks.Text(text('SHA-256 of its rows: ', code(entry['rows_sha256']))),
     entry['places'] and blocks.Text(acts),
+    'mechanisms' in entry and (stated := privacy.guarantee(entry)) and blocks.Text(f'Differential privacy: {stated}.'),
     entry.get('stages') and blocks.Text(_stages(entry['stages'])),
   ]
   title = 'How to repeat it' + (', and what the cost is from' if cost is not None else '')

@@ -29,6 +29,17 @@ def guarantee(facts: Mapping[str, Any]) -> str | None:
   return '; '.join(found) or _MISSING.get(facts['missing_bound'])
 
 
+def brief(facts: Mapping[str, Any]) -> str:
+  """Returns the smallest ε that `guarantee` states of one upload for `RELATIONS[0]`, by RDP; '' for none."""
+  bounds = [
+    differential_privacy.of_upload(Mechanism(**one), RELATIONS[0], delta=DELTA).value for one in facts['mechanisms']
+  ]
+  if not bounds:
+    return ''
+  least = min(bounds)
+  return f'ε > {NO_PROTECTION}' if least > NO_PROTECTION else f'ε ≤ {upwards(least)}'
+
+
 def statements(methods: Mapping[str, Any]) -> dict[str, str]:
   """Returns {label: `guarantee`} of the defenses that have one.
 

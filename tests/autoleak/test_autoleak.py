@@ -15,7 +15,10 @@ from gradleak import report
 from gradleak.audit.verdict import VERDICTS
 from gradleak.core import errors, statistics, storage
 from gradleak.defenses import Mechanism
+from gradleak.modalities import of_config
 from gradleak.studies.autoleak import baseline, bounds, ensemble, leaderboard, rankings
+from tests import texts
+from tests.circle import said_of_images
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -461,3 +464,31 @@ def test_every_stage_runs_on_a_network_with_convolutions(scenario):
     reasons = 'dense layer', 'position embedding', 'come apart into stages'
     assert all(any(reason in why for reason in reasons) for why in left_out.values())
     assert one.name in ('closed forms', 'residual peeling', 'malicious server') or not left_out
+
+
+def rows():
+  """Returns a scenario of rows of a table, and a closed form on them."""
+  test = gl.data.load('breast_cancer', 'test', limit=40)
+  model = gl.models.mlp(2, 'default', widths=16)
+  made = gl.scenario(model, test.samples, test.targets, key=jax.random.key(0), modality=of_config(test.settings))
+  return made, gl.attacks.peeling()
+
+
+def notes():
+  """Returns a scenario of texts, and a closed form on them."""
+  return texts.scenario(), gl.attacks.span()
+
+
+@pytest.mark.parametrize(('made', 'seen'), [(rows, '30 of 30 right'), pytest.param(notes, '', marks=pytest.mark.slow)])
+def test_entries_of_rows_and_of_texts_make_a_leaderboard(made, seen, monkeypatch, tmp_path):
+  scenario, attack = made()
+  kind = scenario.client.modality
+  stages = (ensemble.Ranking('likelihood'), ensemble.Stage('closed forms', (attack,)))
+  monkeypatch.setattr(MODULE, 'ENSEMBLES', {kind.name: stages})
+  monkeypatch.setattr(MODULE, 'CONTROLS', 2)
+  found = gl.autoleak(jax.random.key(1), scenario, [HIDDEN], 2, progress='none')
+  for entry in leaderboard.entries(found):
+    leaderboard.add(tmp_path, entry)
+  page = report.render_leaderboard(leaderboard.read(tmp_path))
+  assert not said_of_images(page)
+  assert f'2 of 2 {kind.noun[1]} can be recovered' in page and seen in page

@@ -14,6 +14,7 @@ OUTCOMES = {
   'prune(rate=0.9)': ((0.08, 0.3), 0.95, 0.42),
   'laplace(scale=0.1)': ((1.0, 1.0), 0.5, 3.1),
   'prune(rate=0.99)+gaussian(stddev=0.01)': ((1.0, 1.0), 4.0, 0.97),
+  'clip(norm=1)+gaussian(stddev=2)': ((1.0, 1.0), 0.5, 3.1),
 }
 SENT = {'prune(rate=0.9)': 0.1, 'prune(rate=0.99)+gaussian(stddev=0.01)': 0.0125}
 # Who knows a defense, {adaptive attack: as above}: one does worse than another on `prune`, one breaks what stopped the

@@ -11,7 +11,7 @@ import pytest
 
 from gradleak import UsageError, report
 from gradleak.audit.verdict import LEVELS
-from gradleak.report.leaderboard import render_leaderboard
+from gradleak.report.leaderboard import listing, render_leaderboard
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.costs import Cost
 from tests.leaderboards import COMMAND, found
@@ -52,13 +52,15 @@ def order(source):
   return [row[0].strip() for row in Page(source).rows if len(row) > 2][1:]
 
 
-def test_a_line_per_defense_the_least_leak_first(source):
-  assert order(source) == ['laplace(scale=0.1)', 'prune(rate=0.9)', 'none']
+def test_a_line_per_defense_the_least_leak_first(entries, source):
+  assert order(source) == ['prune(rate=0.9)', 'laplace(scale=0.1)', 'none']  # the cost of the second is unknown
+  known = {name: {**entry, 'cost': {'points': 1.0, 'source': ''}} for name, entry in entries.items()}
+  assert order(render_leaderboard(known)) == ['laplace(scale=0.1)', 'prune(rate=0.9)', 'none']
 
 
 def test_figures_follow_from_the_entries(page):
   assert cells(page, 'prune(rate=0.9)') == [
-    'prune(rate=0.9)', '', '50 %2 of 4 (6–94 %), flagged', '1.5',
+    'prune(rate=0.9)', '', '50 %2 of 4 (6–94 %), flaggedrank 1', '1.5',
     '1 of 40–81 %', '2 of 46–94 %', '3 of 419–100 %', '◔ above chance4 of 4 (39–100 %)', '–',
   ]  # fmt: skip
   assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
@@ -240,9 +242,21 @@ def test_costs_above_the_limit_are_grey():
 def test_where_no_attack_works_only_the_malicious_server_is_shown():
   page = Page(render_leaderboard(board(found({'none': ['inconclusive'] * 4, 'prune(rate=0.9)': ['inconclusive'] * 4}))))
   assert cells(page, 'none') == ['none', '–', '◔ above chance4 of 4 (39–100 %)']
-  assert 'on this task pictures cannot tell defenses apart' in ' '.join(' '.join(page.text).split())
+  assert 'on this task reconstructions cannot tell defenses apart' in ' '.join(' '.join(page.text).split())
 
 
 def test_each_cell_knows_its_heading_for_narrow_screens(page):
   labels = [cell['data-label'] for cell in page.attributes('td') if 'data-label' in cell]
   assert {'private, seen', 'recovered', 'accuracy cost, points', '● exact'} <= set(labels)
+
+
+def test_an_epsilon_stands_below_the_name_of_its_defense():
+  private = 'clip(norm=1)+gaussian(stddev=2)'
+  made = board(found({'none': ['exact'] * 4, private: ['nothing seen'] * 4, 'laplace(scale=0.1)': ['exact'] * 4}))
+  page = Page(render_leaderboard(made))
+  assert cells(page, f'{private}ε ≤ 4.8')[0] and cells(page, 'laplace(scale=0.1)')[0]
+  text = ' '.join(' '.join(page.text).split())
+  assert 'in the neighbouring relation “replace one” at δ = 1e-05' in text
+  assert 'Differential privacy: no ε: nothing bounds the norm' in text
+  (row,) = (one for one in listing(made) if one['defense'] == private)
+  assert row['epsilon'] == 'ε ≤ 4.8'

@@ -43,12 +43,14 @@ SETTINGS = (
   *(field.name for field in dataclasses.fields(ClientSettings)),
   *('batch_size', 'defenses', 'x64', 'seed', 'staged', 'malicious'),
 )
-_WORDS = {dict: 'an object', list: 'a list', str: 'a text', int: 'an integer', float: 'a number'}
+_WORDS = {
+  dict: 'an object', list: 'a list', str: 'a text', int: 'an integer', float: 'a number', bool: 'true or false',
+}  # fmt: skip
 _PICTURE = re.compile(r'data:image/png;base64,[A-Za-z0-9+/]+={0,2}')
 _MOST = 2**53  # of a number: what is larger is no count and no figure
 _LONGEST = 2000  # characters of a text
 _LONGEST_PICTURE = 10**6
-_DEEPEST = 4  # objects within each other, of what has no form of its own
+_DEEPEST = 6  # objects and lists within each other, of what has no form of its own, as the schema of a table
 _CLOSE = 1e-9  # of an interval that is written to one that is computed
 
 
@@ -107,6 +109,9 @@ FORM = {
   'malicious': _Maybe(_SIDE),
   'flags': [str],
   'bound': _Maybe(_Within(float, 0, 1)),
+  # Gaussian mechanisms of its uploads, and why noise has no ε; in entries from 0.3.0 on.
+  'mechanisms': _Optional([{'noise': _Within(float, 0), 'unit': str, 'releases': _Within(int, 1)}]),
+  'missing_bound': _Optional(_Maybe(str)),
   'cost': _Maybe({'points': _POINTS, 'source': str, 'interval': _Optional([_POINTS]), 'at_chance': _Optional(str)}),
   # Originals at rank 1 of a list by the likelihood of the upload (`studies.identification`): in AutoLeak-1 a run of its
   # own.
@@ -136,7 +141,14 @@ FORM = {
   'stages': _Optional([{'stage': str, 'seconds': _Within(float, 0), 'skipped': str}]),
   'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
   'rows_sha256': str,
-  'example': {'private': str, 'seen': str, 'by': str, 'trial': _COUNT},
+  # Pictures; and of samples that people read, the parts of what was seen.
+  'example': {
+    'private': str,
+    'seen': str,
+    'by': str,
+    'trial': _COUNT,
+    'pieces': _Optional([{'text': str, 'right': _Maybe(bool), 'of': str}]),
+  },
   'settings': _Maybe(dict),
 }
 

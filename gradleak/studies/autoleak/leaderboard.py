@@ -23,7 +23,7 @@ from gradleak.core.storage import (
   sealed,
   write_atomically,
 )
-from gradleak.modalities import of_config
+from gradleak.modalities import Piece, of_config
 from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
 from gradleak.studies.autoleak.costs import Cost
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of
@@ -96,7 +96,7 @@ def entries(
     entry = {
       **common,
       'defense': label,
-      **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations')},
+      **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations', 'mechanisms', 'missing_bound')},
       'candidates': rows[0]['candidates'],
       'honest': honest[label]['counts'],
       'likelihood': _likelihood(found, label),
@@ -162,10 +162,15 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
         'seen': line['found'],
         'by': ' · '.join(filter(None, [line['example']['attack'], line['example']['adaptive']])),
         'trial': line['example']['trial'],
+        **({'pieces': [_piece(one) for one in line['pieces']]} if line['pieces'] else {}),
       },
     }
     for line, level in zip(lines, worst.levels(rows, named), strict=True)
   }
+
+
+def _piece(one: Piece) -> dict[str, Any]:
+  return {'text': one.text, 'right': one.right, 'of': one.of}
 
 
 def _noise(found: AutoLeak, honest: bool, defense: str) -> dict[str, Any]:

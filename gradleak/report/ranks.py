@@ -1,0 +1,49 @@
+"""The ranks of a task's defenses, as far as their uploads tell them apart."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradleak.audit.verdict import RECOVERED
+from gradleak.report import deploy
+
+LEVEL = 0.05  # of the test of each pair
+
+
+def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
+  """Returns the best and the worst rank that each entry may have, 1 for the least leak; None where it has none.
+
+  An honest-but-curious server counts, and the images that it recovers. Two defenses differ where Fisher's exact test
+  rejects equal rates at `LEVEL`. The best rank counts the defenses that show fewer images, and the worst one those that
+  show more. Only defenses with the commonest number of uploads are ranked, and of these only affordable ones
+  (`deploy.affordable`).
+
+  Args:
+    entries: of the leaderboard, of one task.
+  """
+  defended = [entry for entry in entries if entry['text'] != 'none']
+  numbers = Counter(entry['honest']['n'] for entry in defended)
+  common = max(numbers, key=lambda n: (numbers[n], n), default=0)
+  counts = [
+    shown(entry) if entry['text'] != 'none' and entry['honest']['n'] == common and deploy.affordable(entry) else None
+    for entry in entries
+  ]
+  ranked = [count for count in counts if count is not None]
+
+  def place(count: int) -> tuple[int, int]:
+    apart = [other for other in ranked if differ(count, other, common)]
+    return 1 + sum(other < count for other in apart), len(ranked) - sum(other > count for other in apart)
+
+  return [None if count is None else place(count) for count in counts]
+
+
+def shown(entry: Mapping[str, Any]) -> int:
+  """Returns how many images an honest-but-curious server recovers."""
+  return next(one['count'] for one in entry['honest']['levels'] if one['level'] == RECOVERED[-1])
+
+
+def differ(one: int, other: int, n: int) -> bool:
+  """Returns whether two counts of n each are too far apart for equal rates, by Fisher's exact test at `LEVEL`."""
+  from scipy.stats import fisher_exact
+
+  return bool(fisher_exact([[one, n - one], [other, n - other]])[1] < LEVEL)

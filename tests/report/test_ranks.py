@@ -1,0 +1,44 @@
+"""Ranks of defenses: equal numbers of uploads, known costs, and differences that noise does not explain."""
+
+import pytest
+
+from gradleak.report.ranks import differ, ranks
+from tests.report.test_deploy import NONE, entry
+
+
+def test_defenses_that_differ_have_a_rank_each():
+  assert ranks([entry('a', 100, 100), entry('b', 0, 100), entry('c', 50, 100)]) == [(3, 3), (1, 1), (2, 2)]
+
+
+def test_defenses_that_noise_could_swap_share_their_ranks():
+  assert ranks([entry('a', 3, 100), entry('b', 4, 100), entry('c', 60, 100)]) == [(1, 2), (1, 2), (3, 3)]
+
+
+def test_what_lies_between_two_that_differ_may_have_the_rank_of_either():
+  a, b, c = (entry(name, count, 100) for name, count in (('a', 0), ('b', 4), ('c', 10)))
+  assert not differ(0, 4, 100) and not differ(4, 10, 100) and differ(0, 10, 100)
+  assert ranks([a, b, c]) == [(1, 2), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+  'other',
+  [
+    entry('few', 0, 16),
+    entry('unknown', 0, 100, cost=None),
+    entry('dear', 0, 100, cost=(3.0, [1.0, 5.1])),
+    entry('chance', 0, 100, at_chance='it predicts one class'),
+    {**NONE, 'honest': entry('none', 100, 100)['honest']},
+  ],
+  ids=lambda one: one['defense'],
+)
+def test_other_numbers_of_uploads_and_costs_have_no_rank(other):
+  assert ranks([other, entry('a', 1, 100), entry('b', 90, 100)]) == [None, (1, 1), (2, 2)]
+
+
+def test_two_counts_differ_by_the_exact_test():
+  assert differ(0, 6, 100) and not differ(0, 5, 100)  # p = 0.029, 0.059
+  assert not differ(0, 1, 1)
+
+
+def test_no_defense_has_no_rank():
+  assert ranks([NONE]) == [None]
