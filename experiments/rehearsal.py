@@ -121,7 +121,26 @@ class _StandIn:
 
 
 _current: Ledger | None = None
+_Cached = type(functools.lru_cache(lambda: None))
 _NOISE = np.random.default_rng(0).random(2**20, np.float32)
+
+
+_APART: dict[int, tuple[Any, Any]] = {}  # id of a function -> it, and what takes its place
+
+
+def _apart(value: Any, kind: type) -> Any:
+  """Returns what takes the place of a compiled function, or of one that keeps results; None of others."""
+  if id(value) not in _APART:
+    if isinstance(value, kind):
+      made = _StandIn(value)
+    elif isinstance(value, _Cached):
+      made = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
+    elif callable(getattr(value, 'anew', None)) and hasattr(value, '__wrapped__'):
+      made = value.anew()
+    else:
+      return None
+    _APART[id(value)] = value, made
+  return _APART[id(value)][1]
 
 
 def _value(x: Any) -> Any:
@@ -146,8 +165,7 @@ def _made(shape: Any) -> jax.Array:
 def rehearsed(ledger: Ledger) -> Iterator[None]:
   """Replaces what computes and what reads in this context, and fills the `Ledger`.
 
-  What was compiled before in this process by functions made at run time is computed, and not counted: rehearse in a
-  process of its own.
+  What functions keep for equal arguments is apart from what they keep outside of rehearsals.
   """
   global _current
   usual = jax.jit
@@ -169,7 +187,8 @@ def rehearsed(ledger: Ledger) -> Iterator[None]:
   ]
   for name, module in list(sys.modules.items()):
     if name.partition('.')[0] in PACKAGES:
-      replaced += [(module, key, _StandIn(value)) for key, value in vars(module).items() if isinstance(value, kind)]
+      found = ((key, _apart(value, kind)) for key, value in vars(module).items())
+      replaced += [(module, key, value) for key, value in found if value is not None]
   kept = [(place, key, getattr(place, key)) for place, key, _ in replaced]
   for place, key, value in replaced:
     setattr(place, key, value)

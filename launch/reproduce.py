@@ -21,6 +21,7 @@ are counted, which takes minutes. The hours follow from rates that are measured 
 kept in the work directory, and `--all` runs the tables of fewer hours first.
 """
 
+import gc
 import math
 import os
 import time
@@ -145,6 +146,7 @@ def _dry_run(tables):
     rates = forecast.Rates(_GIVEN.rate, _GIVEN.rate)
   print(f'rates: {rates}', flush=True)
   found, folder = [], _forecasts()
+  gc.set_threshold(200_000, 50, 50)  # traced programs stay: to go through them again and again takes long
   for index, one in enumerate(tables):
     known = forecast.read(folder, one, _GIVEN.scale)
     if known is None:

@@ -32,7 +32,8 @@ def _divided(a: Any, b: Any) -> Any:
 _FOLLOWED: dict[str, Callable[..., Any]] = {
   'add': np.add, 'sub': np.subtract, 'mul': np.multiply, 'div': _divided, 'rem': np.fmod, 'neg': np.negative,
   'min': np.minimum, 'max': np.maximum, 'lt': np.less, 'le': np.less_equal, 'gt': np.greater, 'ge': np.greater_equal,
-  'eq': np.equal, 'ne': np.not_equal, 'select_n': lambda which, *cases: np.choose(which.astype(np.int32), cases),
+  'eq': np.equal, 'ne': np.not_equal, 'clamp': lambda low, x, high: np.clip(x, low, high),
+  'select_n': lambda which, *cases: np.choose(which.astype(np.int32), cases),
 }  # fmt: skip
 _SHAPED: dict[str, Callable[..., Any]] = {
   'convert_element_type': lambda x, new_dtype, **_: x.astype(new_dtype),
@@ -155,7 +156,7 @@ def _cond(branches: Sequence[ClosedJaxpr], values: list[Any]) -> Operations:
   """Returns the operations of the branch that is taken; of the longest one where that is not known."""
   found = [_through(branch, values[1:])[0] for branch in branches]
   longest = max(found, key=lambda one: one.products + one.entries)
-  taken = longest if values[0] is None else found[int(np.clip(values[0], 0, len(found) - 1))]
+  taken = longest if values[0] is None else found[int(values[0])]
   return dataclasses.replace(taken, equations=sum(one.equations for one in found))
 
 
