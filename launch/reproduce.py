@@ -139,11 +139,12 @@ def _dry_run(tables):
   from experiments import forecast
   from gradleak.core import errors
 
-  if _GIVEN.rate is None:
+  if _GIVEN.rate is not None:
+    errors.check_number('rate', _GIVEN.rate, low=1, finite=True)
+    rates = forecast.Rates(_GIVEN.rate, _GIVEN.rate)
+  else:
     _program.say('measuring what this device does in a second …')
     rates = forecast.measured_rates()
-  else:
-    rates = forecast.Rates(_GIVEN.rate, _GIVEN.rate)
   print(f'rates: {rates}', flush=True)
   found, folder = [], _forecasts()
   gc.set_threshold(200_000, 50, 50)  # traced programs stay: to go through them again and again takes long
