@@ -106,7 +106,7 @@ def test_functions_count_more_and_layouts_nothing():
 
 
 def test_memory_is_that_of_what_is_alive():
-  """Of a chain, an input and two results; of a sum of what was made before, all of it."""
+  """A chain holds its input and two results, and a sum all of its terms."""
   x = jnp.ones(1000)
 
   def chain(x):
