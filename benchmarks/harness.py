@@ -22,7 +22,7 @@ from gradleak.core.settings import setting
 
 MEASURES = (
   'speed', 'scaling', 'roofline', 'gpu', 'schedule', 'training', 'local_steps', 'generative', 'compilation',
-  'sequential',
+  'sequential', 'profile', 'cache',
 )  # fmt: skip
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
 _COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
@@ -42,10 +42,13 @@ class Options:
     'training: a round of federated training, clients batched or in a loop; '
     'local_steps: memory and time of matching through many local steps; generative: evaluations of candidates by ggl; '
     "compilation: an attack with and without our options of XLA's, on CPU; "
-    'sequential: audits whose trials stop, beside all --trials.',
+    'sequential: audits whose trials stop, beside all --trials; profile: where the time of attacks and trainings goes, '
+    "and the machine's rate; cache: an audit that finds its compiled programs on disk.",
     choices=MEASURES,
   )
-  models: str | None = setting(None, "List separated by ';' for roofline, gpu, schedule and training; else their own.")
+  models: str | None = setting(
+    None, "List separated by ';' for roofline, gpu, schedule, training and profile; else their own."
+  )
   attack: str = setting('csdlg', 'One attack, as in launch/audit.py.')
   faster: str = setting('csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
   trials: int = setting(64, 'speed, roofline, schedule: trials of the batched run.', **_COUNT)

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -21,10 +21,15 @@ import optax
 
 import gradleak as gl
 from experiments.comparison import BEST, Cell, Note, Outcome
+from experiments.rehearsal import Ledger
 from experiments.study import Study, mean_of
 from gradleak import AuditResult, AuditSettings, ClientSettings, registry, report
 from gradleak.attacks import AttackMethod
+from gradleak.audit import lanes
 from gradleak.audit import verdict as verdicts
+from gradleak.audit.plan import plan
+from gradleak.audit.uploads import uploads
+from gradleak.audit.views import views
 from gradleak.core import errors, grammar
 from gradleak.core.locks import alone
 from gradleak.core.storage import Workdir, computed_once, plain
@@ -228,6 +233,38 @@ class Run(Study):
       return rows
     found = computed_once(os.path.join(workdir, self.more), functools.partial(self.columns, data, seed))
     return [{**row, **found[row['defense']][row['trial']]} for row in rows]
+
+  def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
+    """Runs every program for one trial and one control run; of an attack, its runs are counted."""
+    rounds, small = self.briefly()
+    small = small.replaced(trials=1, controls=1)
+    data = small.load(data_dir)
+    with ledger.times(rounds):
+      scenario = small.scenario(data, 0)
+    protections, one = small.protections(scenario, data), np.arange(1)
+    made = plan(jax.random.key(0), scenario, protections, [small.method()], 1, small.settings)
+    together = ledger.group_size(scenario.variables, self.settings.batch_size)
+    for group in made.groups:
+      with ledger.times(self.trials, together):
+        sent = uploads(group, one, one, 1)
+      seen = views(group, sent)
+      whole = dataclasses.replace(group, num_trials=self.trials, settings=self.settings)
+      for variants, few, many in zip(lanes.structures(group), lanes.planned(group), lanes.planned(whole), strict=True):
+        table = lanes.table(group, seen, variants)
+        runs = many.runs / few.runs
+        ledger.lanes += many.runs
+        ledger.kept = max(ledger.kept, runs * sum(x.nbytes for x in jax.tree.leaves((sent.sent, seen.stacked))))
+        with ledger.times(runs, together):
+          lanes.run(group, table, 1)
+    if self.more:
+      with ledger.times(self.trials):
+        small.columns(data, 0)
+
+  def briefly(self) -> tuple[float, Self]:
+    """Returns (how many rounds of training it has, the same with one of them)."""
+    if self.training is None or self.weights:
+      return 1, self
+    return self.training.rounds, dataclasses.replace(self, training=dataclasses.replace(self.training, rounds=1))
 
   def columns(self, data: 'Data', seed: int) -> dict[str, list[dict]]:
     """Returns text of a defense -> more columns of each trial, which are kept in the file `more`."""

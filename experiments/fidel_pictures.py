@@ -14,6 +14,7 @@ from experiments import fidel
 from experiments.experiment import Cell, Experiment, Outcome
 from experiments.fidel import Data, Victim
 from experiments.panels import Panel, sheet, stretched
+from experiments.rehearsal import Ledger
 from experiments.study import say
 from gradleak.attacks import decoder, dense
 from gradleak.core import locks, trees
@@ -71,6 +72,11 @@ class Pictures(fidel.Attacked):
     panels = [Panel(title, arrays[f'{index:02}'], captions) for index, (title, captions) in enumerate(kept)]
     write_atomically(os.path.join(workdir, self.page), sheet(panels))
     return rows
+
+  def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
+    """Runs every program of the attacks."""
+    del ledger
+    self._attack(self.load(data_dir), jax.random.key(0), 'none')
 
   def _attack(self, data: Data, key: jax.Array, progress: str) -> tuple[list[dict], list[Panel]]:
     """Returns (rows, panels)."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +107,12 @@ class Fishing(Run):
     chosen = np.concatenate([drawn(rng, data.private.targets, target, self.count, size) for rng in rngs])
     batches = data.private._replace(samples=data.private.samples[chosen], targets=data.private.targets[chosen])
     return self.scenario_of(data._replace(private=batches), variables=variables)
+
+  def briefly(self) -> tuple[float, Self]:
+    """Returns (how many steps of training it has, the same with one of them)."""
+    if not self.trained or self.weights:
+      return 1, self
+    return self.training_steps, dataclasses.replace(self, training_steps=1)
 
   def columns(self, data: Data, seed: int) -> dict[str, list[dict]]:
     """Returns defense -> 'cosine', 'queries' and 'alone' of each trial."""

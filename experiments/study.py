@@ -15,6 +15,7 @@ import numpy as np
 import gradleak as gl
 from experiments.comparison import Cell, Outcome
 from experiments.panels import Panel, sheet
+from experiments.rehearsal import Ledger
 from gradleak.core import errors, statistics, trees
 from gradleak.core.locks import alone
 from gradleak.core.storage import Workdir, folder_name, write_atomically
@@ -122,6 +123,17 @@ class Study:
       write_atomically(os.path.join(workdir, 'images.png'), sheet(panels, across))
     return rows
 
+  def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
+    """Runs every program once that a run would, within `rehearsal.rehearsed`; the ledger counts how often each runs.
+
+    Args:
+      data_dir: as `load` takes it.
+      ledger: the `Ledger` of the rehearsal.
+    """
+    del ledger
+    for _, measure in self.parts(self.load(data_dir), 0, 'none'):
+      measure()
+
   def store(self, path: str, data: Any, seed: int) -> Workdir:
     """Returns the `Workdir` of a run."""
     config = {name: value for name, value in dataclasses.asdict(self).items() if name != 'mini'}
@@ -213,6 +225,11 @@ class Repeated(Study):
     """
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     return Data((test.samples, test.targets), None)
+
+  def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
+    """Runs every program of one repeat; the others are as many again."""
+    with ledger.times(self.repeats):
+      super(Repeated, dataclasses.replace(self, repeats=1)).rehearse(data_dir, ledger)
 
   def parts(self, data: Data, seed: int, progress: str) -> Iterator[Part]:
     """Yields (label, function that measures it) of each condition."""

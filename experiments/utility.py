@@ -14,6 +14,7 @@ import optax
 import gradleak as gl
 from experiments.comparison import ACCURACIES, ONE_TRAINING, Cell, Outcome
 from experiments.experiment import duration
+from experiments.rehearsal import Ledger
 from experiments.started import brought
 from experiments.study import Study
 from gradleak import defenses, registry
@@ -114,6 +115,7 @@ class Method(NamedTuple):
 
 
 UNDEFENDED = Method()
+EVALUATIONS = 5  # of a training
 SPENT = 5.0  # seconds of measuring rounds with and without a defense, roughly
 
 
@@ -266,6 +268,19 @@ class Trainings(Study):
     write_atomically(os.path.join(workdir, 'methods.jsonl'), json_lines(rows))
     write_atomically(os.path.join(workdir, self.page), accuracy_curves(trained_under))
     return rows
+
+  def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
+    """Runs every program of one round under each method. What is extrapolated counts once."""
+    setting = prepare(self, data := self.load(data_dir), 0)
+    for label, method in self.defenses.items():
+      trained = federation(self, setting, method)
+      turns = 1 if label in self.extrapolated else self.seeds * self.protocol.rounds
+      ledger.lanes += turns * self.protocol.per_round
+      with ledger.times(turns):
+        state = simulation.start(trained, setting.variables)
+        state, _ = simulation.run_round(trained, state, setting.key)
+      with ledger.times(0 if label in self.extrapolated else self.seeds * EVALUATIONS):
+        simulation.accuracy(setting.client.model, state.variables, data.tested.samples, data.tested.targets)
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
@@ -430,7 +445,7 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
     setting.variables,
     protocol.rounds,
     test=(data.tested.samples, data.tested.targets),
-    evaluate_every=max(1, protocol.rounds // 5),
+    evaluate_every=max(1, protocol.rounds // EVALUATIONS),
     workdir=folder,
     config=config,
     on_round=progress.rounds(mode, protocol.rounds),

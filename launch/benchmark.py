@@ -11,6 +11,8 @@
     python launch/benchmark.py --measure=generative --trials=32 --steps=10
     python launch/benchmark.py --measure=compilation --trials=32 --steps=100
     python launch/benchmark.py --measure=sequential --trials=64
+    python launch/benchmark.py --measure=profile --trials=16 --steps=40
+    python launch/benchmark.py --measure=cache --trials=4 --steps=50
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """

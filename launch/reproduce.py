@@ -4,6 +4,7 @@
     python launch/reproduce.py --experiment=graddefense_2a --data_dir=data
     python launch/reproduce.py --experiment=outpost_3_1 --scale=paper --data_dir=data --workdir=results/outpost_3_1
     python launch/reproduce.py --all --budget=2h --data_dir=data
+    python launch/reproduce.py --all --scale=paper --dry_run
     python launch/reproduce.py --pages=results/pages
 
 Each audit of the table has its own folder in the work directory, with its report. The trainings of each dataset have a
@@ -14,8 +15,13 @@ The folder `--results` holds the rows behind each table's figures, with settings
 With `--all`, every table runs that is not stored there, within a `--budget` of time. Tables that were stored before,
 with other settings, come first, by the time that they took. With `--cluster`, processes share the runs of one table, or
 the tables of `--all`. Pages of what is stored are made by `--pages`.
+
+With `--dry_run`, nothing is computed and no data are needed. Every program of the tables is traced and its operations
+are counted, which takes minutes. The hours follow from rates that are measured here, or from `--rate`. Forecasts are
+kept in the work directory, and `--all` runs the tables of fewer hours first.
 """
 
+import gc
 import math
 import os
 import time
@@ -34,6 +40,8 @@ with _program.group('one of'):
 with _program.group('what is reproduced'):
   _GIVEN.string('scale', 'mini', 'mini: for two cores; paper: as published; smoke: a quick check.')
   _GIVEN.string('budget', '2h', 'all: Time for all tables together, such as 90min or 2h.')
+  _GIVEN.boolean('dry_run', False, 'Trace all programs, count their operations and print the hours, computing nothing.')
+  _GIVEN.float('rate', None, 'dry_run: operations of a device per second; None measures those of this one.')
   _GIVEN.shared('data_dir', 'weights', weights=(None, 'PyTorch weights of a trained model, in place of training it.'))
   _GIVEN.string('lpips_backbone', 'alex', 'Network of LPIPS: alex, vgg or squeeze.')
   _GIVEN.string('lpips_weights', None, "torchvision's weights of that network; without them LPIPS is n/a.")
@@ -63,6 +71,9 @@ def main(argv: list[str]) -> None:
     print(_listing(experiments.REGISTRY))
   elif _GIVEN.pages is not None:
     print('\n'.join(pages.write(_GIVEN.pages, _GIVEN.results, experiments.REGISTRY, _GIVEN.scale)))
+  elif _GIVEN.dry_run:
+    named = None if _GIVEN.experiment is None else experiments.get(_GIVEN.experiment)
+    _dry_run([*experiments.REGISTRY.values()] if named is None else [named])
   elif _GIVEN.all:
     _all(experiments.REGISTRY)
   elif _GIVEN.experiment is not None:
@@ -123,6 +134,39 @@ def _one(experiment):
     print(f'{run.shown}: {os.path.join(workdir, name, run.page)}')
 
 
+def _dry_run(tables):
+  """Prints what tables take; those whose programs do not fit together are an error in the end."""
+  from experiments import forecast
+  from gradleak.core import errors
+
+  if _GIVEN.rate is not None:
+    errors.check_number('rate', _GIVEN.rate, low=1, finite=True)
+    rates = forecast.Rates(_GIVEN.rate, _GIVEN.rate)
+  else:
+    _program.say('measuring what this device does in a second …')
+    rates = forecast.measured_rates()
+  print(f'rates: {rates}', flush=True)
+  found, folder = [], _forecasts()
+  gc.set_threshold(200_000, 50, 50)  # traced programs stay: to go through them again and again takes long
+  for index, one in enumerate(tables):
+    known = forecast.read(folder, one, _GIVEN.scale)
+    if known is None:
+      _program.say(f'tracing {one.name}, table {index + 1} of {len(tables)} …')
+      known = forecast.forecast(one, _GIVEN.scale)
+      forecast.keep(folder, known)
+    found.append(known)
+  lacking = {one.name: forecast.missing(one, _GIVEN.scale, _GIVEN.data_dir) for one in tables}
+  print('\n' + forecast.shown(found, rates, lacking))
+  failed = [one.experiment for one in found if one.error]
+  if failed:
+    raise errors.UsageError(f'programs of these do not fit together, see above: {", ".join(failed)}')
+
+
+def _forecasts():
+  """Returns the folder of the forecasts of this scale."""
+  return os.path.join(_folder(), f'forecast-{_GIVEN.scale}')
+
+
 def _all(registry):
   """Runs the tables that are not stored, each in a process of its own, and says which did not fit or failed."""
   from experiments import results
@@ -131,18 +175,41 @@ def _all(registry):
   budget = _seconds(_GIVEN.budget)
   known = results.read(_GIVEN.results, _GIVEN.scale)
   waiting = [one.name for one in registry.values() if not results.done(known.get(one.name), one, _GIVEN.seed)]
-  took = {name: known[name].seconds for name in waiting if name in known}
-  waiting.sort(key=lambda name: took.get(name, math.inf))
+  order = {name: (0, known[name].seconds) if name in known else (1, _forecast_of(registry[name])) for name in waiting}
+  waiting.sort(key=order.__getitem__)
   print(f'{len(registry) - len(waiting)} of {len(registry)} tables are stored in {_GIVEN.results}', flush=True)
   ended = _on_cluster(waiting, budget) if _GIVEN.cluster is not None else _in_turn(waiting, known, budget)
   failed = [name for name in waiting if ended.get(name)]
   late = [name for name in waiting if ended.get(name) is None]
+  print(f'\n{_summary(registry, ended)}')
   print(f'\n{len(waiting) - len(late) - len(failed)} tables were run; {len(registry) - len(late) - len(failed)} of '
         f'{len(registry)} are stored')  # fmt: skip
   if late:
     print(f'outside of the budget, give the same command again: {", ".join(late)}')
   if failed:
     raise errors.UsageError(f'these failed, see above: {", ".join(failed)}')
+
+
+def _forecast_of(one):
+  """Returns the operations of a table that a dry run has counted, by which tables are ordered; else infinity."""
+  from experiments import forecast
+
+  found = forecast.read(_forecasts(), one, _GIVEN.scale)
+  return math.inf if found is None else found.operations.products + found.operations.entries
+
+
+def _summary(registry, ended):
+  """Returns a line for each table: whether it is stored, failed or left, and the hours that it took."""
+  from experiments import results
+  from gradleak.report.formatting import aligned
+
+  known = results.read(_GIVEN.results, _GIVEN.scale)
+  lines = [('table', 'hours', 'state')]
+  for name, one in registry.items():
+    there = results.done(known.get(name), one, _GIVEN.seed)
+    state = 'failed' if ended.get(name) else 'run now' if name in ended and there else 'stored' if there else 'left'
+    lines.append((name, f'{known[name].seconds / 3600:.2f}' if there else '–', state))
+  return '\n'.join(aligned(lines))
 
 
 def _in_turn(waiting, known, budget):

@@ -6,12 +6,14 @@ import pytest
 import gradleak as gl
 from gradleak.engine import ahead
 
+LEAST = 'jax_persistent_cache_min_compile_time_secs'
+
 
 @pytest.fixture
 def configuration():
-  names = ('jax_compilation_cache_dir', 'jax_enable_x64')
+  names = ('jax_compilation_cache_dir', 'jax_enable_x64', LEAST)
   before = {name: jax.config.values[name] for name in names}
-  yield lambda: [jax.config.values[name] for name in names]
+  yield lambda: [jax.config.values[name] for name in names[:2]]
   for name, value in before.items():
     jax.config.update(name, value)
 
@@ -26,6 +28,16 @@ def test_it_sets_the_cache_and_leaves_what_is_not_asked_for(configuration, monke
   assert configuration() == [f'{tmp_path}/.cache/gradleak', x64]
   gl.configure(cache=None, x64=True)
   assert configuration() == [f'{tmp_path}/.cache/gradleak', True]
+
+
+@pytest.mark.parametrize(('before', 'after', 'folder'), [(1.0, 0.0, 'kept'), (1.0, 1.0, ''), (3.0, 3.0, 'kept')])
+def test_small_programs_are_kept_unless_a_user_says_otherwise(
+  configuration, monkeypatch, tmp_path, before, after, folder
+):
+  monkeypatch.setattr(ahead, 'cores', lambda: len(jax.devices()))
+  jax.config.update(LEAST, before)
+  gl.configure(cache=folder and str(tmp_path / folder))
+  assert jax.config.values[LEAST] == after
 
 
 def test_it_cannot_come_after_the_first_computation(monkeypatch):

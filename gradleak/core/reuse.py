@@ -13,6 +13,9 @@ def reusable(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
   Args:
     most: objects that are kept, the ones used last: those with compiled programs take memory.
+
+  Returns:
+    A decorator. What it returns has a method `anew`: the same factory, with nothing kept.
   """
 
   def decorate(factory: Callable[P, T]) -> Callable[P, T]:
@@ -26,6 +29,7 @@ def reusable(most: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return factory(*args, **kwargs)
       return kept(*args, **kwargs)  # type: ignore[arg-type]
 
+    call.anew = functools.partial(decorate, factory)  # type: ignore[attr-defined]
     return call
 
   return decorate

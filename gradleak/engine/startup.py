@@ -10,6 +10,8 @@ from gradleak.core import errors
 from gradleak.core.settings import Range, ranged
 from gradleak.engine import ahead
 
+# Seconds of a compilation from which JAX keeps its program. An audit has many small ones, which add up.
+_LEAST_SECONDS, _JAX_KEEPS = 'jax_persistent_cache_min_compile_time_secs', 1.0
 _LEAST = 2  # CPU devices: programs of a single one have other bits, see `engine.groups.place`
 
 
@@ -23,7 +25,7 @@ def configure(
   one per core. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
 
   Args:
-    cache: folder of JAX's persistent compilation cache; `None` or '' for none.
+    cache: folder of JAX's persistent compilation cache, in which every program is kept; `None` or '' for none.
     x64: whether 64-bit numbers are allowed, for closed forms; `None` leaves JAX's own setting.
     cores: how many cores JAX uses, where others use the rest; `None` for all. There are at least two devices: figures
       are then the same bits for any number of cores.
@@ -42,3 +44,5 @@ def configure(
     jax.config.update('jax_enable_x64', x64)
   if cache:
     jax.config.update('jax_compilation_cache_dir', os.path.expanduser(cache))
+    if jax.config.values[_LEAST_SECONDS] == _JAX_KEEPS:  # another value is a user's own
+      jax.config.update(_LEAST_SECONDS, 0.0)

@@ -81,6 +81,31 @@ def test_training_prints_a_row_per_way_to_run_the_clients():
 
 
 @pytest.mark.slow
+def test_the_profile_has_a_row_per_workload_with_its_share_of_the_machine():
+  done = programs.start('benchmark', *SMALL, '--measure=profile', '--models=mlp', '--trials=3')
+  assert done.status == 0
+  names = 'csdlg on mlp', 'lti, the inverse of lenet', 'training of lenet, a round'
+  rows = {name: line[len(name) :].split() for name in names for line in done.out.splitlines() if line.startswith(name)}
+  assert list(rows) == list(names)
+  first, again, compilation, noise, idle, padding, gflop, rate, share = rows['csdlg on mlp']
+  assert float(first) > float(again) > 0 and noise == '50%' and padding == '25.0%' and float(idle[:-1]) < 100
+  assert float(compilation[:-1]) == pytest.approx(100 * (1 - float(again) / float(first)), abs=1.5)
+  assert float(rate) == pytest.approx(float(gflop) / float(again), rel=0.5) and 0 < int(share[:-1]) < 100
+  assert all(row[3:6] == ['–'] * 3 and float(row[7]) > 0 for row in list(rows.values())[1:])
+
+
+@pytest.mark.slow
+def test_programs_that_are_found_again_spare_their_compilation():
+  done = programs.start('benchmark', *SMALL, '--measure=cache', '--trials=2')
+  assert done.status == 0
+  names = 'nothing kept', 'kept by JAX itself, found again', 'all kept, found again'
+  rows = {name: line[len(name) :].split() for name in names for line in done.out.splitlines() if line.startswith(name)}
+  files = [float(rows[name][4]) for name in names]
+  assert files[0] == 0 and files[2] > files[1]
+  assert float(rows[names[2]][0]) < float(rows[names[0]][0])
+
+
+@pytest.mark.slow
 def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'torch', None)
   output = tmp_path / 'new' / 'gpu.md'

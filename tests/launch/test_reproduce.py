@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import results
+from experiments import forecast, results
 from experiments.comparison import BEST, Cell
 from experiments.experiment import Experiment, Run
+from experiments.forecast import Forecast
 from gradleak.metrics import perceptual
+from gradleak.models.operations import Operations
 from launch import _program
 from tests import programs
 
@@ -128,6 +130,57 @@ def test_a_table_that_took_longer_than_what_is_left_waits(tmp_path, monkeypatch,
   assert 'table 3 of 3: peeling_cifar10; ' in done.out and 'give the same command again: dcs2_3\n' in done.out
 
 
+def test_tables_that_took_no_time_yet_run_by_their_forecasts(tmp_path, monkeypatch):
+  """A summary of all tables ends it, with the hours of those that are stored."""
+  names = ('dcs2_3', 'spear_exact', 'peeling_cifar10')
+  monkeypatch.setattr(experiments, 'REGISTRY', {name: experiments.get(name) for name in names})
+  for name, products in (('dcs2_3', 5.0), ('spear_exact', 7.0), ('peeling_cifar10', 1.0)):
+    settings = forecast._settings(experiments.get(name), 'smoke')
+    forecast.keep(tmp_path / 'forecast-smoke', Forecast(name, 1, 1, Operations(products), 0.0, '', settings))
+  bare = dataclasses.replace(experiments.get('spear_exact'), cells=())
+  results.store(tmp_path / 'stored', bare, 'smoke', 0, {run: [] for run in bare.runs}, 5400.0)
+  monkeypatch.setattr(_program, 'command', lambda name: [sys.executable, '-c', 'raise SystemExit(3)'])
+  flags = '--scale=smoke', f'--results={tmp_path}/stored', f'--workdir={tmp_path}'
+  done = programs.start('reproduce', '--all', '--budget=10min', *flags)
+  assert done.status == 2 and 'these failed, see above: peeling_cifar10, dcs2_3' in done.err
+  lines = [line.split() for line in done.out.splitlines() if line.split()[:1] and line.split()[0] in names]
+  assert lines == [['dcs2_3', '–', 'failed'], ['spear_exact', '1.50', 'stored'], ['peeling_cifar10', '–', 'failed']]
+
+
+def test_a_dry_run_prints_what_tables_take_and_keeps_it(tmp_path, monkeypatch):
+  names = ('spear_exact', 'peeling_cifar10')
+  monkeypatch.setattr(experiments, 'REGISTRY', {name: experiments.get(name) for name in names})
+  flags = '--all', '--scale=smoke', '--dry_run', '--rate=2e6', f'--workdir={tmp_path}', '--compilation_cache='
+  done = programs.start('reproduce', *flags)
+  assert done.status == 0 and 'tracing peeling_cifar10, table 2 of 2 …' in done.err
+  head, _, first, second, whole = done.out.splitlines()[-5:]
+  assert head.split()[:4] == ['table', 'runs', 'lanes', 'TFLOP'] and first.startswith('spear_exact')
+  found = forecast.read(tmp_path / 'forecast-smoke', experiments.get('peeling_cifar10'), 'smoke')
+  hours = (found.operations.products + found.operations.entries) / 2e6 / 3600
+  assert hours > 0 and second.split()[:2] == ['peeling_cifar10', '1'] and whole.startswith('all 2')
+  assert float(second.split()[5]) == pytest.approx(hours, rel=0.01)
+  again = programs.start('reproduce', *flags)
+  assert again.out == done.out and 'tracing' not in again.err
+  monkeypatch.setattr(
+    type(experiments.get('spear_exact').runs['dense']), 'rehearse', lambda *_: np.ones(3) @ np.ones(4)
+  )
+  other = programs.start('reproduce', *flags, f'--workdir={tmp_path}/other')
+  assert other.status == 2 and other.err.splitlines()[-1].endswith('do not fit together, see above: spear_exact')
+  assert 'FAILED: dense: ValueError: matmul' in other.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scale', ['smoke', 'mini', 'paper'])
+def test_every_table_fits_together_at_every_scale(scale, tmp_path):
+  """In a process of its own, whose memory is given back."""
+  cache = f'--compilation_cache={tmp_path}/cache'
+  done = programs.spawn(
+    'reproduce', '--all', f'--scale={scale}', '--dry_run', '--rate=1e10', f'--workdir={tmp_path}', cache
+  )
+  assert done.status == 0, done.err
+  assert f'\nall {len(experiments.REGISTRY)} ' in done.out and 'FAILED' not in done.out
+
+
 @pytest.mark.slow
 def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
   folders = f'--workdir={tmp_path}/work', f'--results={tmp_path}/stored'
@@ -136,6 +189,7 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
   stored = {path.stem for path in (tmp_path / 'stored' / 'smoke').glob('*.json')}
   assert first.status == 0 and stored and f'0 of {len(experiments.REGISTRY)} tables are stored' in first.out, first.err
   late = first.out.splitlines()[-1]
+  assert ' run now\n' in first.out and ' left\n' in first.out
   assert late.startswith('outside of the budget, give the same command again: ')
   assert not stored & set(late.rpartition(': ')[2].split(', '))
   again = programs.spawn('reproduce', *flags, '--budget=1s')
@@ -152,6 +206,7 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     (('--experiment=dcs2_1', '--scale=tiny'), ("unknown scale 'tiny'", 'valid: mini, paper, smoke')),
     (('--all', '--budget=soon'), ('budget is', "'soon'", 'such as 90min or 2h')),
     (('--all', '--budget=2h later'), ('budget is',)),
+    (('--experiment=dcs2_1', '--dry_run', '--rate=0'), ('rate is 0.0', 'expected a number in [1, ')),
     (('--all', '--results='), ('--all and --pages need a folder',)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),
