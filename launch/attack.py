@@ -60,7 +60,7 @@ with _program.group('attacker'):
   _GIVEN.string(
     'labels', '', "Of the private samples: '3;5', inferred, optimised, or a label rule; as published by default."
   )
-  _GIVEN.settings(gl.CapturedSettings)
+  _GIVEN.settings(gl.CapturedSettings, without=('modality',))
 with _program.group('run'):
   _GIVEN.shared('seed', 'workdir', 'progress', 'x64', 'compilation_cache', workdir='results/attack')
 
@@ -102,9 +102,10 @@ def main(argv):
     client=_client(),
     defense=defense,
     truth=truth,
-    modality=kind,
     given=_GIVEN.made(
-      gl.CapturedSettings, **({} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[1])})
+      gl.CapturedSettings,
+      modality=kind,
+      **({} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[1])}),
     ),
     workdir=_GIVEN.workdir,
     progress=_GIVEN.progress,

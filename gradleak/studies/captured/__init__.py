@@ -64,7 +64,11 @@ _ATTACKER: dict[str, Any] = {'group': 'attacker', 'integer': True}
 
 @dataclasses.dataclass(frozen=True)
 class CapturedSettings:
-  """The settings of `attack` that are no objects; each is a keyword argument and a flag of launch/attack.py."""
+  """The settings of `attack`; each is a keyword argument, and a flag of launch/attack.py but for the modality.
+
+  Attributes:
+    modality: what a sample is, a `gradleak.modalities.Modality`; of a table it has the columns, of texts the tokens.
+  """
 
   num_samples: int = setting(1, 'Private samples behind the update.', low=1, high=10**4, **_ATTACKER)
   restarts: int = setting(1, 'Starts per attack; the least matching distance is kept.', low=1, high=10**4, **_ATTACKER)
@@ -72,6 +76,7 @@ class CapturedSettings:
     None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
   controls: int = setting(4, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
+  modality: Modality = setting(IMAGES, 'What a sample is.')  # noqa: RUF009
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +125,6 @@ def attack(
   client: ClientSettings | None = None,
   defense: Any = None,
   truth: Any = None,
-  modality: Modality = IMAGES,
   given: CapturedSettings | None = None,
   workdir: Any = None,
   progress: str | Callable = 'auto',
@@ -142,8 +146,8 @@ def attack(
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
     truth: (samples [N, …], targets as the loss takes them), all that are behind the update, of an auditor who owns
       them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
-    modality: what a sample is, a `gradleak.modalities.Modality`; of a table it has the columns, of texts the tokens.
-    given: `CapturedSettings`; its fields may also be given one by one: num_samples, restarts, steps, controls.
+    given: `CapturedSettings`; its fields may also be given one by one: num_samples, modality, restarts, steps,
+      controls.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
     **fields: of `ClientSettings` and `CapturedSettings`.
@@ -160,6 +164,7 @@ def attack(
   show = progress if progress is None or callable(progress) else reporter(progress)
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
+  modality = chosen.modality
   shape = _shape(model, variables, sample_shape, modality)
   of_classes = as_loss(trained.loss).targets is CLASSES
   mode, known = _labels(labels, chosen.num_samples, of_classes)
@@ -354,7 +359,7 @@ def _config(
     'methods': [str(group.attacks[0].method) for group in groups],
     'defense': str(protected),
     'labels': labels if labels is None or isinstance(labels, str) else np.asarray(labels).reshape(-1).tolist(),
-    **dataclasses.asdict(chosen),
+    **{name: getattr(chosen, name) for name in ('num_samples', 'restarts', 'steps', 'controls')},
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
 

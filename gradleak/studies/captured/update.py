@@ -271,7 +271,9 @@ def _fitted(
   about = f'the {kind} {source}{"does" if kind == "update" else "do"} not fit {model.name!r}'
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
   ours = {'.'.join(place): place for place in paths}
-  theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
+  every = model.layout.entries if model.layout else ()
+  in_torch = {one.name: one.path[1:] for one in every if one.path[1:] in paths and one.path[0] in wanted}
+  theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) and not every else {}
   shape = check_sample_shape(sample_shape, model.axes) if sample_shape else None
   if sources.is_list(entries) and model.layout is not None:
     entries = sources.in_layout(about, entries, model.layout)
@@ -286,25 +288,25 @@ def _fitted(
   elif (published := _of_tokens(entries, model, paths)) is not None:
     entries, known = published
   else:
-    entries = _renamed(entries, names, {*ours, *theirs}, statistics=len(wanted) > 1)
-    if model.layout is not None:
-      entries = _of_layout(entries, model.layout, set(ours))
+    entries = _renamed(entries, names, {*ours, *theirs, *in_torch}, statistics=len(wanted) > 1)
+    if model.layout is not None and sum(one in in_torch for one in entries) >= sum(one in ours for one in entries):
+      theirs, entries = in_torch, _of_layout(entries, model.layout, set(in_torch))
     if torch_weights.has_published_names(wanted['params']):
       entries = torch_weights.common_names(entries)
     is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
-    known = theirs if is_torch and model.layout is None else ours
-  counts = {one.name for one in (model.layout.entries if model.layout else ()) if np.dtype(one.dtype).kind in 'iub'}
+    known = theirs if is_torch or theirs is in_torch else ours
+  counts = {one.name for one in every if np.dtype(one.dtype).kind in 'iub'}
   floating = {name for name, place in known.items() if _floats(paths, place)} - counts
   sources.refuse_integers(about, {name: x for name, x in entries.items() if name in floating})
   in_file = {name: values.shape for name, values in entries.items()}
-  if known is theirs and theirs != ours:
+  if known is theirs and theirs != ours and theirs is not in_torch:
     shape = shape or derived_sample_shape(model, variables)
     entries = _from_torch(entries, theirs, model, variables, shape, flattened)
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
-  if model.layout is not None:
-    shapes |= {entry.name: entry.shape for entry in model.layout.entries if entry.name in shapes}
+  if known is in_torch:
+    shapes |= {entry.name: entry.shape for entry in every if entry.name in shapes}
   _refuse_misfits(about, entries, shapes, partial, in_file, kind != 'weights')
-  if model.layout is not None:
+  if model.layout is not None and known is in_torch:
     entries = model.layout.to_ours(entries)
   # not rounded before their scale is known
   return {known[name]: np.asarray(x, np.promote_types(x.dtype, np.float32)) for name, x in entries.items()}
