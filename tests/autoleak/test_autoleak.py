@@ -16,6 +16,7 @@ from gradleak.audit.verdict import VERDICTS
 from gradleak.core import errors, statistics, storage
 from gradleak.defenses import Mechanism
 from gradleak.studies.autoleak import baseline, bounds, ensemble, leaderboard, rankings
+from tests import texts
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -461,3 +462,20 @@ def test_every_stage_runs_on_a_network_with_convolutions(scenario):
     reasons = 'dense layer', 'position embedding', 'come apart into stages'
     assert all(any(reason in why for reason in reasons) for why in left_out.values())
     assert one.name in ('closed forms', 'residual peeling', 'malicious server') or not left_out
+
+
+def test_a_malicious_server_reads_texts_and_shows_nothing_on_noise():
+  stage = next(one for one in ensemble.ENSEMBLES['text'] if not getattr(one, 'honest', True))
+  data = texts.notes(8)
+  client = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(data.settings), 'loss': 'next_token'}
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'ENSEMBLES', {'text': (stage,)})
+    patched.setattr(MODULE, 'CONTROLS', 4)
+    wide = gl.scenario(texts.network(width=32)[0], data.samples[:2], data.targets[:2], **client)
+    result = gl.autoleak(jax.random.key(1), wide, {'none': None}, 2, progress='none')
+    narrow = gl.scenario(texts.network()[0], data.samples[:2], data.targets[:2], **client)
+    with pytest.raises(gl.UsageError, match='decepticons needs a width of at least 32, and the model has 16'):
+      gl.autoleak(jax.random.key(1), narrow, {'none': None}, 1, progress='none')
+  assert [row['attack'] for row in result.rows] == ['decepticons'] * 2 and not any(row['honest'] for row in result.rows)
+  assert {row['verdict'] for row in result.rows} <= {'exact', 'recognisable'}
+  assert len(result.controls) >= 4 and all(row['rouge1'] == 0 for row in result.controls)
