@@ -125,10 +125,14 @@ class Flags:
     """Returns whether the user gave a flag."""
     return self._holders[name].present
 
-  def fit(self, dataset: Any) -> None:
+  def fit(self, dataset: Any, *, keep: tuple[str, ...] = ()) -> None:
     """Lets flags that are not given have the defaults that suit the samples of a dataset, where these have their own.
 
     A program whose own list of defenses does not begin with none takes them without it.
+
+    Args:
+      dataset: the samples.
+      keep: flags whose defaults are the program's own.
     """
     import gradleak as gl
 
@@ -140,7 +144,7 @@ class Flags:
       own['defenses'] = own['defenses'].removeprefix('none;')
     if 'attacks' in self and not self._holders['attacks'].value:  # a program that attacks nothing by itself
       own.pop('attacks', None)
-    self._fitting = {name: value for name, value in own.items() if name in self}
+    self._fitting = {name: value for name, value in own.items() if name in self and name not in keep}
     self.columns, self.known = dataset.columns, dict(dataset.known)
     head = gl.losses.as_loss(self.loss).own if 'loss' in self else ''
     if head:  # the outputs of the network are tokens

@@ -1,12 +1,14 @@
-r"""Attacks an update that you captured: pictures, how well they match it, and the same attack on noise beside them.
+r"""Attacks an update that you captured: what it gives away, how well that matches it, and the same attack on noise.
 
     python launch/attack.py --update=update.npz --weights=weights.npz --model=lenet --sample_shape=32,32,3
     python launch/attack.py --sent=sent.npz --returned=returned.npz --truth=truth.npz --model=lenet …
+    python launch/attack.py --update=update.npz --weights=weights.npz --dataset=table:known.csv --model='mlp(widths=64)'
 
-Files are of numpy.savez, safetensors or torch.save, with named tensors or a list of them. An update is given as it is,
-or as the weights that the client was sent and those that it returned. The private images are not needed, and nothing is
-called recovered without them. With --truth, which no attack sees, there are verdicts. A run that was stopped goes on
-from its last checkpoint when the same command is given again.
+Without --dataset samples are images. A table or texts of the same kind say what the columns or the tokens are; the
+private ones need not be among them. Files are of numpy.savez, safetensors or torch.save, with named tensors or a list
+of them. An update is given as it is, or as the weights that the client was sent and those that it returned. The private
+samples are not needed, and nothing is called recovered without them. With --truth, which no attack sees, there are
+verdicts. A run that was stopped goes on from its last checkpoint when the same command is given again.
 """
 
 import os
@@ -25,7 +27,22 @@ with _program.group('what was captured'):
   _GIVEN.shared('weights', *NETWORK, weights=(None, 'File with the weights that the client was sent, likewise.'))
   _GIVEN.string('sent', None, 'The same as --weights.')
   _GIVEN.string('truth', None, "File of numpy.savez with the private 'samples' and 'targets', for verdicts.")
-  _GIVEN.string('sample_shape', None, 'Of the private images: height,width,channels.')
+  _GIVEN.shared(
+    'dataset',
+    'split',
+    'label',
+    'schema',
+    'tokeniser',
+    'length',
+    dataset=(
+      '',
+      'Of rows or texts: a table or texts of the same kind, as in launch/audit.py, public ones for instance.',
+    ),
+    split=('test', 'Split of --dataset that is read.'),
+  )
+  _GIVEN.string(
+    'sample_shape', None, 'Of private images: height,width,channels; else that of the samples of --dataset.'
+  )
   _GIVEN.integer('num_classes', None, 'Number of logits; by default the only one that fits the weights.')
   _GIVEN.string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")
   _GIVEN.string(
@@ -38,12 +55,12 @@ with _program.group('client'):
   _GIVEN.settings(gl.ClientSettings)
   _GIVEN.string('defense', 'none', "What the client is known to use, such as 'clip(norm=1)+gaussian(stddev=0.01)'.")
 with _program.group('attacker'):
-  published = 'As in launch/audit.py; by default ladder or annealed, and fidel and peeling where they read the network.'
+  published = 'As in launch/audit.py; by default closed forms where they read the network, and a search.'
   _GIVEN.shared('attacks', attacks=('', published))
   _GIVEN.string(
     'labels', '', "Of the private samples: '3;5', inferred, optimised, or a label rule; as published by default."
   )
-  _GIVEN.settings(gl.CapturedSettings, without=('sample_shape', 'labels', 'defense'))
+  _GIVEN.settings(gl.CapturedSettings, without=('modality', 'sample_shape', 'labels', 'defense'))
 with _program.group('run'):
   _GIVEN.shared('seed', 'workdir', 'progress', 'x64', 'compilation_cache', workdir='results/attack')
 
@@ -54,19 +71,16 @@ def main(argv):
   _GIVEN.configure()
 
   from gradleak import registry, report
-  from gradleak.core import errors
   from gradleak.studies import captured
 
   defense = registry.defense(_GIVEN.defense)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
   labels = _labels(_GIVEN.labels)
   returned, weights = _one_of('update', 'returned'), _one_of('weights', 'sent')
-  if not _GIVEN.sample_shape:
-    raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
-  shape = _shape(_GIVEN.sample_shape)
+  kind, shape, outputs = _samples()
   _program.say(f'reading {returned} …')
-  model, variables = _model(weights, shape)
-  truth = captured.read_truth(_GIVEN.truth, shape) if _GIVEN.truth else None
+  model, variables = _model(weights, shape, outputs)
+  truth = captured.read_truth(_GIVEN.truth, shape, kind) if _GIVEN.truth else None
   update = gl.read_update(
     returned,
     model,
@@ -86,7 +100,7 @@ def main(argv):
     attacks=attacks,
     client=_client(),
     truth=truth,
-    given=_GIVEN.made(gl.CapturedSettings, sample_shape=shape, labels=labels, defense=defense, **number),
+    given=_GIVEN.made(gl.CapturedSettings, modality=kind, sample_shape=shape, labels=labels, defense=defense, **number),
     workdir=_GIVEN.workdir,
     progress=_GIVEN.progress,
   )
@@ -119,6 +133,22 @@ def _client():
   return _GIVEN.made(gl.ClientSettings, share='delta')
 
 
+def _samples():
+  """Returns (modality, shape of a sample, number of outputs or None): of --dataset, or of images."""
+  import gradleak as gl
+  from gradleak.core import errors
+
+  if not _GIVEN.dataset:
+    if not _GIVEN.sample_shape:
+      raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
+    return gl.modalities.IMAGES, _shape(_GIVEN.sample_shape), None
+  if _GIVEN.sample_shape:
+    raise errors.UsageError('--sample_shape is that of the samples of --dataset: give one of them')
+  dataset = _GIVEN.read(_GIVEN.split)
+  _GIVEN.fit(dataset)
+  return gl.modalities.of_config(dataset.settings), dataset.samples.shape[1:], _GIVEN.outputs(dataset)
+
+
 def _shape(text):
   """Returns (height, width, channels) of 'height,width,channels'."""
   from gradleak.core import errors
@@ -147,8 +177,14 @@ def _labels(text):
   return text or None
 
 
-def _model(weights, shape):
-  """Returns (model, variables) of a file; the number of classes is the only one that fits, unless it is given."""
+def _model(weights, shape, outputs):
+  """Returns (model, variables) of a file; the number of classes is the only one that fits, unless it is given.
+
+  Args:
+    weights: the file.
+    shape: of a sample.
+    outputs: how many the samples of --dataset ask for; None for images.
+  """
   from gradleak.core import errors
   from gradleak.models import torch_weights
 
@@ -158,8 +194,9 @@ def _model(weights, shape):
     model = _GIVEN.network(number, shape)
     return model, gl.read_weights(weights, model, shape, names=names, flattened=_GIVEN.flattened)
 
-  if _GIVEN.num_classes is not None or _GIVEN.torch_model:
-    return made(_GIVEN.num_classes)
+  number = outputs if _GIVEN.num_classes is None else _GIVEN.num_classes
+  if number is not None or _GIVEN.torch_model:
+    return made(number)
   entries = torch_weights.read(weights)
   counts = sorted({values.shape[0] for values in entries.values() if values.ndim == 1})
   fitting, reason = [], None

@@ -2,6 +2,7 @@ r"""Measures ε from below: how well uploads distinguish neighbouring data sets,
 
     python launch/epsilon.py --defenses='client_dp(norm=1,noise=1.2);dpsgd(norm=1,noise=1.2)' --workdir=results/epsilon
     python launch/epsilon.py --neighbours=own --samples=4 --uploads=2000 --defenses='dpsgd(norm=1,noise=1)'
+    python launch/epsilon.py --dataset=breast_cancer --neighbours=own --uploads=2000
 
 A defense whose lower bound exceeds its ε, in the same relation and at the same δ, does not keep what it states. By
 default the neighbours are canaries, the worst case. A run that was stopped goes on when the same command is given
@@ -13,12 +14,12 @@ import jax
 import gradleak as gl
 from gradleak import registry, report
 from launch import _program
-from launch._flags import Flags
+from launch._flags import NETWORK, OPTIONS, Flags
 
 _GIVEN = Flags()
 with _program.group('client and model'):
-  _GIVEN.shared('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', 'model', 'init', 'weights')
-  _GIVEN.shared('limit', limit=(64, 'Private samples that are read.'))
+  limit = (64, 'Private samples that are read.')
+  _GIVEN.shared('dataset', 'split', *OPTIONS, *NETWORK, 'init', 'weights', limit=limit)
   _GIVEN.settings(gl.ClientSettings)
 with _program.group('defenses'):
   _GIVEN.shared('defenses', defenses='client_dp(norm=1,noise=1.2);dpsgd(norm=1,noise=1.2)')
@@ -35,15 +36,16 @@ def main(argv):
   defenses = registry.defenses(_GIVEN.defenses)
   _program.say(f'reading {_GIVEN.dataset} …')
   data = _GIVEN.read(_GIVEN.split)
-  _GIVEN.images_alone(data)
+  _GIVEN.fit(data, keep=('defenses',))
   key = jax.random.key(_GIVEN.seed)
-  model = gl.models.create(_GIVEN.model, data.num_classes, init=_GIVEN.init)
+  model = _GIVEN.network(_GIVEN.outputs(data), data.samples.shape[1:])
   variables = _GIVEN.variables(model, data.samples.shape[1:], (data.samples, data.targets), 'private')
   scenario = gl.scenario(
     model,
     data.samples,
     data.targets,
     **({'key': jax.random.fold_in(key, 0)} if variables is None else {'variables': variables}),
+    modality=gl.modalities.of_config(data.settings),
     dataset=data.name,
     client=_GIVEN.client(),
   ).noted({'split': data.split, **_GIVEN.weights_described(), 'seed': _GIVEN.seed})

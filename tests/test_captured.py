@@ -201,7 +201,7 @@ def test_settings_that_cannot_be_run_say_why(affine, options, message):
 
 
 def test_the_shape_of_images_is_derived_where_one_fits(dense):
-  assert captured.derived_image_shape(dense.model, dense.variables) == SHAPE
+  assert captured.derived_sample_shape(dense.model, dense.variables) == SHAPE
 
 
 @pytest.mark.parametrize(
@@ -649,7 +649,7 @@ def test_an_objective_that_does_not_move_is_inconclusive(adam):
   (other,) = (dataclasses.replace(one, objective=0.1 * one.objective_start, grey=one.mismatch),)
   assert other.inconclusive == 'grey'
   assert dataclasses.replace(other, grey=1.1 * one.mismatch).inconclusive == ''
-  for said, words in ((one, 'its objective did not move'), (other, 'no better than grey ones do')):
+  for said, words in ((one, 'its objective did not move'), (other, 'no better than grey images do')):
     assert words in str(report_captured.finding(said)) and 'closer than' not in str(report_captured.finding(said))
   result = dataclasses.replace(adam.attack(adam.update(), attacks=[gl.attacks.fidel()]), inversions=[one])
   assert 'inconclusive' in report.captured_table(result) and 'did not move' in report.render_captured(result)

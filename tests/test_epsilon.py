@@ -18,6 +18,7 @@ from gradleak.defenses import Mechanism, differential_privacy, wrap
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.studies import epsilon as study
 from gradleak.studies.epsilon import bounds
+from tests import texts
 
 DELTA = 1e-5
 # ε of one upload in the relation 'replace one' at δ = 1e-5 -> the noise multiplier.
@@ -275,6 +276,21 @@ def test_own_samples_show_something(scenario):
   assert set(verdicts(own).values()) == {'consistent'} and len(own) == 4
   for name in given:
     assert 0.1 * own[name, GAUSSIAN]['stated'] < own[name, GAUSSIAN]['measured']
+
+
+@pytest.mark.parametrize('kind', ['rows', pytest.param('texts', marks=pytest.mark.slow)])
+def test_rows_of_a_table_and_texts_show_what_images_do(kind):
+  if kind == 'rows':
+    data = gl.data.load('diabetes', 'test', limit=8)
+    of = {'modality': gl.modalities.of_config(data.settings)}
+    scenario = gl.scenario(gl.models.mlp(2, widths=6), data.samples, data.targets, key=jax.random.key(0), **of)
+  else:
+    scenario = texts.scenario(number=8, length=6)
+  states = gl.defenses.client_dp(norm=0.5, noise=2.0)
+  less = Epsilon(0.01, 'replace one', 'client', 'one upload', delta=DELTA)
+  own = audited(scenario, {'true': states, 'claimed': states}, stated={'claimed': less}, neighbours='own', uploads=200)
+  assert own['true', GAUSSIAN]['verdict'] == 'consistent' and own['claimed', ANY]['verdict'] == 'broken'
+  assert 0.1 * own['true', GAUSSIAN]['stated'] < own['true', GAUSSIAN]['measured']
 
 
 def test_one_run_is_the_same_in_both_relations_at_the_same_distance(scenario):

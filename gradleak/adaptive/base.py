@@ -371,9 +371,10 @@ def adaptive_attacks(
     rounds: uploads of the same samples on the same model that an attacker may average or sum; 1 is used for a defense
       under which all of them are equal.
   """
-  stages = bound.defense.stages
+  stages, shape = bound.defense.stages, (num_samples, *context.sample_shape)
+  unused = frozenset() if attack(context.client).noise(shape, context.variables) else frozenset({'noise'})
   several = any(stage.traits.random or stage.traits.accumulates for stage in stages)
-  known = Known(bound, context, num_samples, rounds if several else 1, attack.reads)
+  known = Known(bound, context, num_samples, rounds if several else 1, attack.reads - unused)
   simulated = _imitated(known) or [_simulated(known)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for stage, arguments in zip(stages, bound.arguments, strict=True):

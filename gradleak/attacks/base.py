@@ -57,6 +57,7 @@ class Attack(NamedTuple):
     signed: whether it determines the sign of a sample; else the samples that it reveals are counted by |Pearson|.
     assumes: a sentence on what it knows, or assumes, of local training; empty where nothing of it is simulated.
     prior: a sentence on what it learned of samples from a file; empty for none.
+    noise: (shape of a batch, variables of the model) -> whether it makes use of noise of a known level.
   """
 
   init: Callable[[jax.Array, Observation], Tree]
@@ -70,6 +71,7 @@ class Attack(NamedTuple):
   signed: bool = True
   assumes: str = ''
   prior: str = ''
+  noise: Callable[[tuple[int, ...], Tree], bool] = lambda shape, variables: True
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

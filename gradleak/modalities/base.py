@@ -131,6 +131,11 @@ class Modality:
     marked: (a reconstruction or a private sample, the private sample or None) -> its `Piece`s, as people read them,
       each with whether it is right; None for samples that people look at.
     usual: the sample that is answered without any upload, from what is public; None for none.
+    neutral: the shape of one sample -> a sample that says nothing, such as a grey image.
+    empty: samples -> which of them are no answer, as closed forms return where they find nothing, bool [K].
+    stored: (an array of a file, shape of one sample) -> samples as they are kept: images also with channels first.
+    shapes: (model, its variables) -> shapes of samples that are tried where none is given.
+    alike: (samples [K, …], others [M, …]) -> how alike each is to each, float [K, M], at most 1; None for `nearness`.
     sensitive: what `Piece.of` names that is worse to lose than the others.
     words: name of a sentence of the report -> the same of these samples; others speak of `noun` where images are meant.
     defaults: name of a program's flag -> its value where it is not given; others have those of images.
@@ -175,6 +180,11 @@ class Modality:
   marked: Callable[[np.ndarray, np.ndarray | None], Sequence[Piece]] | None = None
   margin: float = 0.0
   usual: Any = None
+  neutral: Callable[[Sequence[int]], np.ndarray] = lambda shape: np.zeros(shape, np.float32)
+  empty: Callable[[np.ndarray], np.ndarray] = lambda samples: np.all(samples == 0, axis=tuple(range(1, samples.ndim)))
+  stored: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda samples, shape: samples
+  shapes: Callable[[Any, Any], Sequence[tuple[int, ...]]] = lambda model, variables: ()
+  alike: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
   sensitive: frozenset[str] = frozenset()
   words: Mapping[str, str] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -240,6 +250,13 @@ class Modality:
     chosen = name or next(iter(self.relaxations))
     errors.check_choice('relaxation', chosen, self.relaxations)
     return self.relaxations[chosen](model)
+
+  def likenesses(self, samples: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns how alike each of samples [K, …] is to each of others [M, …], float [K, M]: `alike`, or `nearness`."""
+    if self.alike is not None:
+      return self.alike(samples, others)
+    pairs = np.repeat(samples, len(others), axis=0), np.concatenate([others] * len(samples))
+    return np.asarray(self.nearness(*pairs), np.float64).reshape(len(samples), len(others))
 
   @property
   def axes(self) -> int:

@@ -23,6 +23,8 @@ _UNDEFINED = 'the trial diverged, or no pair varies in both images'
 _NO_LPIPS = 'its weights were not given, or the trial diverged'
 _POSITIVE = (0, math.inf)
 _PAIRS = 16  # that a network compares at once
+_GREY = 0.5
+SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of squares that are tried where no shape is given
 
 COLUMNS = (
   Column('psnr', NUMBER, 'dB', 'PSNR of images clipped to [0, 1], peak 1; mean over the batch.', _DIVERGED, _POSITIVE),
@@ -106,6 +108,32 @@ def _fmse(model: Model) -> Callable[[Tree, jax.Array, jax.Array], jax.Array]:
 @jax.jit
 def _lpips(weights: metrics.LpipsWeights, images: jax.Array, truth: jax.Array) -> jax.Array:
   return metrics.lpips(images, truth, weights)
+
+
+def stored(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """Returns images of a file with channels last, bytes as floats in [0, 1].
+
+  Args:
+    images: [N, H, W, C], or [N, C, H, W] as PyTorch has them.
+    shape: (H, W, C).
+  """
+  height, width, channels = shape
+  if images.shape[1:] == (channels, height, width) and images.shape[1:] != shape:
+    images = images.transpose(0, 2, 3, 1)
+  return images.astype(np.float32) / 255 if images.dtype == np.uint8 else images
+
+
+def correlations(images: np.ndarray, others: np.ndarray) -> np.ndarray:
+  """Returns the Pearson correlation of each of images [K, …] with each of others [M, …]; 0 for constant ones."""
+  return _units(images) @ _units(others).T
+
+
+def _units(images: np.ndarray) -> np.ndarray:
+  """Returns images [K, pixels], float64, less their means and of norm 1; zeros for constant ones."""
+  rows = np.nan_to_num(np.asarray(images, np.float64).reshape(len(images), -1), posinf=0.0, neginf=0.0)
+  rows = rows - rows.mean(axis=1, keepdims=True)
+  norms = np.linalg.norm(rows, axis=1, keepdims=True)
+  return rows / np.where(norms > 1e-12, norms, np.inf)
 
 
 # Sentences of the report on images; others have those of any sample.
@@ -210,6 +238,10 @@ IMAGES = modality(
     ),
     nearness=metrics.psnr,
     picture=lambda image: image,
+    neutral=lambda shape: np.full(shape, _GREY, np.float32),
+    stored=stored,
+    shapes=lambda model, variables: [(side, side, channels) for side in SIDES for channels in (1, 3)],
+    alike=correlations,
     copies={
       'darker': lambda images: images * 0.9,
       'shifted': lambda images: np.concatenate([images[:, :, :1], images[:, :, :-1]], axis=2),

@@ -92,6 +92,9 @@ WORDS: dict[str, str] = {
     'Of {total} private rows, the share of which at least so many {of} are right at once. One column that is right '
     'may be luck, a whole record is not.'
   ),
+  'captured.neutral': 'medians and commonest categories',
+  'captured.neutral_head': 'usual',
+  'captured.alike': 'share of equal cells',
   'marked.sensitive': 'of the sensitive columns {names:names}',
   'marked.all': 'of the {n} columns',
 }
@@ -148,6 +151,8 @@ def table(schema: Schema) -> Modality:
     ),
     noun=('row', 'rows'),
     usual=schema.usual,
+    neutral=lambda shape: schema.usual,
+    shapes=lambda model, variables: [(schema.width,)],
     sensitive=frozenset(schema.sensitive),
     words=WORDS,
     defaults=DEFAULTS,
@@ -447,9 +452,7 @@ def marked(schema: Schema, row: np.ndarray, truth: np.ndarray | None = None) -> 
   right: Sequence[Any] = [None] * len(texts)
   if truth is not None:
     right = _right(schema, cells, schema.cells(np.asarray(truth)[np.newaxis]), RIGHT)[0].tolist()
-  sure: Sequence[Any] = [None] * len(texts)
-  if truth is not None:
-    sure = [None if np.isnan(one) else float(one) for one in schema.certainty(np.asarray(row)[np.newaxis])[0]]
+  sure = [None if np.isnan(one) else float(one) for one in schema.certainty(np.asarray(row)[np.newaxis])[0]]
   names = [field.name for field in schema.fields]
   return [Piece(*one) for one in zip(texts, right, names, sure, strict=True)]
 

@@ -1,7 +1,7 @@
 """Texts: token ids int32 [N, T], padded behind; a search moves probabilities of tokens, or their embeddings."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,12 +118,26 @@ def _marked(made: Tokeniser, text: np.ndarray, truth: np.ndarray | None) -> list
   return found
 
 
+def _longest(model: Model, variables: Any) -> list[tuple[int, ...]]:
+  """Returns the shape of a text that has a token at every position that the model embeds; none where it names none."""
+  return [] if model.first_block is None else [(len(model.first_block.parts(variables)[1]),)]
+
+
+def _first(made: Tokeniser) -> int:
+  """Returns the first token that stands for something."""
+  return next(token for token in range(made.size) if token not in made.special)
+
+
+def _neutral(made: Tokeniser, shape: Sequence[int]) -> np.ndarray:
+  """Returns a text of one token over and over."""
+  return np.full(shape, _first(made), np.int32)
+
+
 def _replaced(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
   """Returns texts whose middle token is another one, the same for all."""
   found = samples.copy()
   held = (samples != made.pad).sum(axis=1)
-  other = next(token for token in range(made.size) if token not in made.special)
-  found[np.arange(len(found)), (held - 1) // 2] = other
+  found[np.arange(len(found)), (held - 1) // 2] = _first(made)
   return found
 
 
@@ -214,6 +228,9 @@ WORDS = {
   'scores.text': 'The F1 of the words that a reconstruction and the private text have in common, each as often as it '
   'occurs (ROUGE-1, Lin 2004); 1 is all of them, in any order. Texts are matched to the private ones first. Common '
   'words alone are shared by different texts, so compare with the control.',
+  'captured.neutral': 'texts of a single token',
+  'captured.neutral_head': 'one token',
+  'captured.alike': 'ROUGE-1',
   'marked.samples': 'What the strongest attacker of each defense makes of the first private texts, token by token. '
   'What is right at its place is bold and has a colour. The last line counts it.',
 }
@@ -248,6 +265,9 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     ),
     nearness=functools.partial(_nearness, made),
     picture=functools.partial(_picture, made),
+    neutral=functools.partial(_neutral, made),
+    shapes=_longest,
+    empty=lambda samples: (np.isin(samples, list(special)) | (samples < 0)).all(axis=1),
     marked=functools.partial(_marked, made),
     remade=_remade,
     defaults=DEFAULTS,

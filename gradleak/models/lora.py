@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.settings import Range, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.models.model import FirstBlock, ImageShape, Model, wrapped
+from gradleak.models.state_dict import Entry, Layout
 
 CITATION = (
   'Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.'
@@ -96,6 +98,7 @@ def lora(
     init,
     lambda variables, images: (merged(variables), images),
     layers=None if model.layers is None else layers,
+    layout=None if model.layout is None else _adapted_layout(model.layout, rank, chosen),
     citations=(*model.citations, CITATION),
   )
   return made._replace(
@@ -106,6 +109,31 @@ def lora(
 def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bool:
   """Returns whether a parameter at `path` is a matrix of a chosen module; of any where none is chosen."""
   return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
+
+
+def _adapted_layout(layout: Layout, rank: int, chosen: tuple[str, ...]) -> Layout:
+  """Returns the layout with the adapters under their names in PEFT, before the weights that stay as they are.
+
+  Of a dense layer 'fc', A is 'fc.lora_A.weight' [r, in], and B 'fc.lora_B.weight' [out, r]. Other matrices have no such
+  adapters there; theirs stand as they are here.
+  """
+  adapters, others = [], []
+  for entry in layout.entries:
+    kind, *path = entry.path
+    if kind != 'params':
+      others.append(entry)
+      continue
+    others.append(entry._replace(path=(_BASE, *path)))
+    if not _is_adapted(chosen, tuple(path), np.empty(entry.our_shape, np.int8)):
+      continue
+    rows, columns = math.prod(entry.our_shape[:-1]), entry.our_shape[-1]
+    size, module = min(rank, rows, columns), entry.name.removesuffix('.weight')
+    for part, shape in (('a', (rows, size)), ('b', (size, columns))):
+      place, theirs = ('params', *path, part), shape[::-1] if entry.dense else shape
+      image = entry.image if part == 'a' else ()
+      name = f'{module}.lora_{part.upper()}.weight'
+      adapters.append(Entry(name, place, theirs, entry.dtype, entry.dense, image))
+  return layout._replace(entries=(*adapters, *others))
 
 
 def _adapted_block(block: FirstBlock, merged: Callable[[Mapping], Tree], chosen: tuple[str, ...]) -> FirstBlock:

@@ -126,13 +126,14 @@ def wrapped(
   given: Callable[[Tree, jax.Array], tuple[Tree, jax.Array]],
   *,
   layers: Callable[[ImageShape], tuple[Layer, ...]] | None,
+  layout: Layout | None,
   citations: tuple[str, ...] = (),
 ) -> Model:
   """Returns a model whose pass, penalty and features are those of `model` on other variables and images.
 
   Args:
     model: the model that is passed.
-    name, init, layers, citations: of the result, see `Model`.
+    name, init, layers, layout, citations: of the result, see `Model`.
     given: (variables of the result, samples) -> (variables of `model`, images that it is given).
   """
 
@@ -158,6 +159,7 @@ def wrapped(
     None if model.penalised is None else penalised,
     citations,
     axes=model.axes,
+    layout=layout,
     dtype=model.dtype,
   )
 

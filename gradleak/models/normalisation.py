@@ -60,6 +60,7 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     init,
     lambda variables, images: (variables, passed(images)),
     layers=model.layers,
+    layout=model.layout,
     citations=model.citations,
   )
-  return made._replace(normalisation=Normalisation(mean, std), layout=model.layout)
+  return made._replace(normalisation=Normalisation(mean, std))

@@ -232,6 +232,7 @@ def standardised(model: Model, mean: Any, std: Any) -> Model:
   def given(variables: Tree, rows: jax.Array) -> tuple[Tree, jax.Array]:
     return variables, (rows - means.astype(rows.dtype).reshape(1, -1)) / deviations.astype(rows.dtype).reshape(1, -1)
 
-  made = wrapped(model, f'standardised {model.name}', model.init, given, layers=model.layers, citations=model.citations)
+  name = f'standardised {model.name}'
+  made = wrapped(model, name, model.init, given, layers=model.layers, layout=model.layout, citations=model.citations)
   known = Normalisation(tuple(map(float, means)), tuple(map(float, deviations)))
   return made._replace(normalisation=known, axes=model.axes)

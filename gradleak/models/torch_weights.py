@@ -58,7 +58,8 @@ PREFIXES = (
   '_module.',
   '_orig_mod.',
   'model.',
-)  # of Flax, DataParallel, Opacus, compile, wrappers
+  'base_model.',
+)  # of Flax, DataParallel, Opacus, compile, wrappers, PEFT
 # What torch.save writes, and pickles of plain values.
 _OPCODES = """
   PROTO STOP MARK GLOBAL REDUCE BUILD BINPERSID BINPUT LONG_BINPUT BINGET LONG_BINGET EMPTY_DICT SETITEM SETITEMS

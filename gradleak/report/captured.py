@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.modalities import of_rows
-from gradleak.report import blocks, figures, html, pictures
+from gradleak.modalities import Modality, Piece, of_config, of_rows
+from gradleak.report import blocks, figures, html, marked, pictures
 from gradleak.report.formatting import aligned, listed, number, scored, significant, together, wrap
 from gradleak.report.html import code, image, text
 from gradleak.report.page import every_setting, sources, write_files
-from gradleak.report.words import Finding, found, said
+from gradleak.report.words import Finding, found, said, speaking, worded
 from gradleak.studies.captured import Captured, Inversion
 from gradleak.summary import shown
 
@@ -27,6 +27,7 @@ def write_captured(result: Captured, folder: Any) -> None:
   write_files(folder, {'reconstructions.png': captured_grid(result), 'report.html': render_captured(result)})
 
 
+@speaking
 def render_captured(result: Captured) -> str:
   """Returns the page of a captured update, which loads nothing; the same result gives the same text."""
   config = _check(result).config
@@ -51,9 +52,9 @@ def render_captured(result: Captured) -> str:
       blocks.Section('reading', 'How to read this page', [blocks.Terms([
         ('Mismatch', [said('captured.mismatch')]),
         ('On noise (control)', [said('captured.on_noise')]),
-        ('Grey', [said('captured.grey_image')]),
+        (said('captured.neutral_head').capitalize(), [said('captured.neutral_term', neutral=said('captured.neutral'))]),
         ('Objective, distance', [said('captured.objective')]),
-        ('Like the control, controls alike', [said('captured.likeness')]),
+        ('Like the control, controls alike', [said('captured.likeness', likeness=said('captured.alike'))]),
       ])]),
     ],
     [blocks.Text(versions), *sources(result.citations)],
@@ -71,7 +72,7 @@ def finding(one: Inversion) -> Finding:
   who = f'`{one.attack}`' + (f' that knows the defense (`{one.adaptive}`)' if one.adaptive else '')
   if one.diverged:
     return found('captured.diverged', who=who)
-  if not _found(one):
+  if not one.found:
     return found('captured.nothing', who=who)
   if math.isnan(one.mismatch):
     noise = '' if math.isnan(one.likeness) else said('captured.noise', likeness=one.likeness)
@@ -79,7 +80,7 @@ def finding(one: Inversion) -> Finding:
   if one.inconclusive == 'unmoved':
     return found('captured.unmoved', who=who, start=one.objective_start, end=one.objective)
   if one.inconclusive:
-    return found('captured.grey', who=who, mismatch=one.mismatch, grey=one.grey)
+    return found('captured.grey', who=who, mismatch=one.mismatch, grey=one.grey, neutral=said('captured.neutral'))
   if one.closer is None:
     return found('captured.differs', who=who, mismatch=one.mismatch, beside=said('captured.uncontrolled'))
   runs, ends = len(one.control_mismatch), bounds(one.control_mismatch)
@@ -95,11 +96,6 @@ def verdict(row: dict) -> Finding:
   return found('captured.judged', who=who, verdict=row['verdict'], score=scored(kind, row[kind.score]))
 
 
-def _found(one: Inversion) -> bool:
-  """Returns whether there is a picture: closed forms return black ones where they find nothing."""
-  return one.labels_mode != 'unused' or bool(np.any(one.samples))
-
-
 def bounds(values: np.ndarray) -> str:
   """Returns 'least – largest' of values, the value where both read alike, '–' where there is none."""
   known = np.asarray(values)[~np.isnan(values)]
@@ -113,10 +109,12 @@ def _closer(one: Inversion) -> str:
   return '–' if one.closer is None else f'{one.closer} of {len(one.control_mismatch)}'
 
 
+@speaking
 def captured_table(result: Captured) -> str:
-  """Returns the figures of all attackers as a text for a terminal, the warnings below."""
+  """Returns the figures of all attackers as a text for a terminal, then what they read, and the warnings."""
   _check(result)
-  head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', 'grey', 'closer than']
+  neutral = said('captured.neutral_head')
+  head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', neutral, 'closer than']
   head += ['like control', *(['verdict', 'score'] if result.rows else [])]
   judged = {(row['attack'], row['adaptive']): row for row in result.rows}
   lines = []
@@ -137,16 +135,47 @@ def captured_table(result: Captured) -> str:
       ]
     )
   notes = [*result.warnings, *(str(finding(one)) for one in result.inversions if one.inconclusive)]
-  return '\n'.join([*aligned([head, *lines]), *(f'\nnote: {note}' for note in notes)])
+  return '\n'.join([*aligned([head, *lines]), *_lines(result), *(f'\nnote: {note}' for note in notes)])
 
 
+def _lines(result: Captured) -> list[str]:
+  """Returns the first samples of each attacker that can be read, as lines for a terminal; none of images."""
+  lines = []
+  for one in result.inversions:
+    read = [(number, pieces) for number, pieces, _ in _read(result, one)[: marked.SHOWN] if pieces]
+    who = one.attack + (f' ({one.adaptive})' if one.adaptive else '')
+    lines += [''] * bool(read) + [f'{who}, {worded("image")} {i + 1}: {marked.line(of)}' for i, of in read]
+  return lines
+
+
+def _read(result: Captured, one: Inversion) -> list[tuple[int, list[Piece], list[Piece]]]:
+  """Returns (its place, its pieces, those of the private sample) of each sample; () where it is none, or not known.
+
+  Where the truth is known, they are in its order, and marked by it.
+  """
+  kind, size = of_config(result.config), result.config['num_samples']
+  if kind.marked is None:
+    return []
+  if result.truth is None:
+    kept = [i for i in range(min(size, len(one.samples))) if not one.empty[i]]
+    return [(i, list(kind.marked(one.samples[i], None)), []) for i in kept]
+  labels = np.zeros(size, np.int32)
+  order = kind.evaluate(one.samples, result.truth, np.zeros(0, np.int32), labels)['permutation']
+  return [
+    (i, list(kind.marked(one.samples[place], truth)) if place >= 0 and not one.empty[place] else [],
+     list(kind.marked(truth, None)))
+    for i, (place, truth) in enumerate(zip(order, result.truth, strict=True))
+  ]  # fmt: skip
+
+
+@speaking
 def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> bytes:
   """Returns a PNG: a row of pictures per attacker, and below it a control run of the same attack on noise."""
   errors.check_number('columns', columns, low=1, integer=True)
-  size = min(_check(result).config['num_samples'], columns)
+  size, kind = min(_check(result).config['num_samples'], columns), of_config(result.config)
   rows: list[tuple[list[str], np.ndarray]] = []
   for one in result.inversions:
-    if not _found(one):
+    if not one.found:
       rows.append(([*wrap(one.attack, 34), 'found nothing'], one.samples[:0]))
       continue
     caption = f'mismatch {significant(one.mismatch)}'
@@ -155,7 +184,7 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
     )
     if len(one.control_samples):
       rows.append((['the same on noise'], one.control_samples[0]))
-  height, width = result.config['image_shape'][:2]
+  height, width = kind.picture(result.inversions[0].samples[0]).shape[:2]
   cell, margin = 0.95, 0.12  # inches, as are all lengths
   tall = max(cell * height / width, 0.6)
   start = 3 * margin + 0.075 * max(len(line) for label, _ in rows for line in label)
@@ -169,7 +198,7 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
       for c, image in enumerate(samples[:size]):
         left = start + c * (cell + margin)
         extent = (left, left + cell, top + tall, top)
-        pixels = shown.pixels_of(image)
+        pixels = shown.pixels_of(kind.picture(image))
         axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', aspect='auto', extent=extent)
     axes.set(xlim=(0, across), ylim=(down, 0))
     axes.set_axis_off()
@@ -177,8 +206,10 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
 
 
 def _pictures(result: Captured) -> blocks.Section:
-  """Returns the pictures of each attacker, its further candidates, and what it makes of noise."""
-  size = result.config['num_samples']
+  """Returns what each attacker made of the update, as people look at it or read it, and what it makes of noise."""
+  size, kind = result.config['num_samples'], of_config(result.config)
+  if kind.marked is not None:
+    return _texts(result, kind)
   bodies = [blocks.Body(_rows(one, size)) for one in result.inversions]
   if result.truth is not None:
     columns = min(size, pictures.MAX_COLUMNS)
@@ -189,9 +220,55 @@ def _pictures(result: Captured) -> blocks.Section:
   return blocks.Section('pictures', 'What the attacks make of it', [blocks.Text(note, 'note'), table], 'Pictures')
 
 
+def _texts(result: Captured, kind: Modality) -> blocks.Section:
+  """Returns the samples of each attacker as people read them, those of one run on noise below."""
+  assert kind.marked is not None
+  parts: list[Any] = [
+    blocks.Text(said('captured.pictures' if result.config['controls'] else 'captured.no_control'), 'note')
+  ]
+  for one in result.inversions:
+    title = blocks.Heading(f'`{one.attack}`' + (f' (`{one.adaptive}`)' if one.adaptive else ''))
+    read = _read(result, one)[: pictures.MAX_COLUMNS]
+    if not one.found or not read:
+      parts += [title, blocks.Text('Nothing found.')]
+      continue
+    noun = worded('Image')
+    told = [(f'{noun} {i + 1}', pieces, private) for i, pieces, private in read]
+    controls = [sample for run in one.control_samples[:1] for sample in run[:1] if not kind.empty(run[:1]).all()]
+    told += [('on noise', list(kind.marked(sample, None)), []) for sample in controls]
+    parts += [title, _columns(told) if any(piece.of for _, of, _ in told for piece in of) else _running(told)]
+  return blocks.Section('pictures', 'What the attacks make of it', parts, worded('Images'))
+
+
+def _columns(told: Sequence[tuple[str, list[Piece], list[Piece]]]) -> blocks.Table:
+  """Returns a table with a line for each part of a sample and a column for each sample, beside the private one."""
+  heads: list[Any] = ['column']
+  columns: list[list[Piece]] = []
+  for name, pieces, private in told:
+    heads += [*([('private', 'left private')] if private else []), blocks.Column(name, 'left seen')]
+    columns += [private] * bool(private) + [pieces]
+  names = [piece.of for piece in next(filter(None, columns))]
+  rows = []
+  for i, name in enumerate(names):
+    cells = [blocks.Cell(marked.cell(of[i]), [marked.sure(of[i])]) if of else blocks.Cell('–') for of in columns]
+    rows.append(blocks.Row([name, *cells]))
+  return blocks.Table(heads, [blocks.Body(rows)], 'marked')
+
+
+def _running(told: Sequence[tuple[str, list[Piece], list[Piece]]]) -> blocks.Table:
+  """Returns a table with a line for each text, below the private one."""
+  rows = []
+  for name, pieces, private in told:
+    if private:
+      rows.append(blocks.Row(['private', blocks.Cell(marked.inline(private, len(private)))]))
+    seen = marked.inline(pieces, len(pieces)) if pieces else 'nothing found'
+    rows.append(blocks.Row([name, blocks.Cell(seen)], 'control' if name == 'on noise' else ''))
+  return blocks.Table(['', ('seen', 'left running')], [blocks.Body(rows)], 'marked')
+
+
 def _rows(one: Inversion, size: int) -> list[blocks.Row]:
   """Returns the rows of pictures of one attacker."""
-  if not _found(one):
+  if not one.found:
     return [blocks.Row([_who(one), 'nothing found'])]
   columns = min(size, pictures.MAX_COLUMNS)
   rows = [blocks.Row([_who(one), *_cells(one.samples[:columns], one.labels, f'Reconstruction by {one.attack}')])]
@@ -233,7 +310,7 @@ def _figures(result: Captured) -> blocks.Section:
     'controls\nalike',
     'steps',
   )
-  rows = []
+  rows, neutral = [], said('captured.neutral_head')
   for one in result.inversions:
     searched = [blocks.Cell('–'), blocks.Cell('–')]
     if one.steps:
@@ -245,7 +322,7 @@ def _figures(result: Captured) -> blocks.Section:
     mismatch = 'diverged' if one.diverged else significant(one.mismatch)
     cells = [
       _who(one),
-      blocks.Cell(mismatch, [f'on noise {bounds(one.control_mismatch)}', f'grey {significant(one.grey)}']),
+      blocks.Cell(mismatch, [f'on noise {bounds(one.control_mismatch)}', f'{neutral} {significant(one.grey)}']),
       blocks.Cell('inconclusive' if one.inconclusive else _closer(one)),
       *searched,
     ]

@@ -95,7 +95,7 @@ def at_least(pieces: Sequence[Sequence[Sequence[Piece]]], names: Sequence[str]) 
 
 def inline(pieces: Sequence[Piece], most: int = _FEW) -> blocks.Html:
   """Returns the first pieces in one line, what is right marked."""
-  shown = [text(f'{piece.of}: ' if piece.of else '', _marked(piece)) for piece in pieces[:most]]
+  shown = [text(f'{piece.of}: ' if piece.of else '', cell(piece)) for piece in pieces[:most]]
   more = len(pieces) - most
   joined = blocks.Html((', ' if any(piece.of for piece in pieces) else ' ').join(shown))
   return text(joined, f' and {more} more' if more > 0 else '')
@@ -110,16 +110,26 @@ def summary(found: Sequence[Piece]) -> blocks.Html:
   return blocks.Html(f'{tagged("b", line)}<small>{inline(right, 3)}</small>')
 
 
-def _marked(piece: Piece) -> blocks.Html:
+def cell(piece: Piece) -> blocks.Html:
+  """Returns a piece, coloured by whether it is right."""
   if piece.right is None:
     return tagged('span', piece.text)
   kind = 'right' if piece.right else 'wrong'
   return blocks.Html(f'<span class="piece {kind}">{text(piece.text)}</span>')
 
 
-def _sure(piece: Piece) -> str:
+def sure(piece: Piece) -> str:
   """Returns how sure the attacker is, where it is not quite sure."""
   return '' if piece.sure is None or piece.sure > 0.995 else f'sure to {100 * piece.sure:.0f} %'
+
+
+def line(pieces: Sequence[Piece], most: int = _FEW) -> str:
+  """Returns the first pieces of one sample as a text for a terminal; a text is shown whole."""
+  parted = any(piece.of for piece in pieces)
+  shown = pieces[:most] if parted else pieces
+  said = [f'{one.of}: {one.text}{f" ({sure(one)})" * bool(sure(one))}' if parted else one.text for one in shown]
+  more = f' and {len(pieces) - len(shown)} more' * (len(pieces) > len(shown))
+  return (', ' if parted else ' ').join(said) + more
 
 
 def sections(result: AuditResult, published: Mapping[str, str]) -> list[blocks.Section]:
@@ -154,17 +164,15 @@ def _across(
   """Returns a table with a line for each part, the parts that most defenses leak first."""
 
   def first(i: int) -> tuple[float, float, int]:
-    sure = [piece.sure for piece in (of[i] for _, of in columns) if piece.sure is not None]
-    return -sum(bool(of[i].right) for _, of in columns), -float(np.mean(sure)) if sure else 0.0, i
+    known = [piece.sure for piece in (of[i] for _, of in columns) if piece.sure is not None]
+    return -sum(bool(of[i].right) for _, of in columns), -float(np.mean(known)) if known else 0.0, i
 
   order = sorted(range(len(truth)), key=first)
   heads: list[Any] = ['column', ('private', 'left private')]
   heads += [blocks.Column(str(published.get(one.defense) or one.defense), 'left seen') for one, _ in columns]
   rows = []
   for i in order:
-    cells = [
-      blocks.Cell(text(_marked(of[i])), [_sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns
-    ]
+    cells = [blocks.Cell(text(cell(of[i])), [sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns]
     rows.append(blocks.Row([truth[i].of, blocks.Cell(truth[i].text), *cells]))
   counts = [f'{sum(bool(p.right) for p in of)} of {len(of)}' for _, of in columns]
   by = [blocks.Cell(count, [one.case[0], *([f'adaptive: {one.case[2]}'] if len(one.case) > 2 else [])], 'sum')

@@ -159,6 +159,7 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
       passed(variables, images),
     ),
     layers=None if model.layers is None else layers,
+    layout=None,  # the module that is put in front has no tensors of PyTorch
   )
 
 

@@ -15,7 +15,7 @@ from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
 from gradleak.adaptive.base import AVERAGES, typical_squared_norm
 from gradleak.attacks import matching
-from gradleak.attacks.matching import distances
+from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import Search, concealed_samples
@@ -25,6 +25,12 @@ from tests.objects import objects
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 KEY = jax.random.key(3)
+
+
+@pytest.fixture(autouse=True)
+def known_noise_is_used(monkeypatch):
+  """Searches of these tests move fewer numbers than they compare, and would leave the level of noise alone."""
+  monkeypatch.setattr(search, 'tells', lambda unknowns, entries: True)
 
 
 @pytest.fixture(scope='module')
@@ -114,6 +120,25 @@ def test_images_that_a_generator_makes_do_not_start_from_auxiliary_data(context)
     'decoys',
     'smooth',
   ]
+
+
+@pytest.mark.parametrize(
+  ('attack', 'few', 'many'),
+  [
+    (attacks.csdlg(), [], ['floor']),
+    (attacks.ladder(), [], ['floor']),
+    (attacks.dlg(), [], ['floor']),
+    (attacks.bayes(), ['floor'], ['floor']),  # the noise weighs its prior
+    (attacks.csdlg(distance='mean_cosine'), [], []),  # no search with it ends at a level of noise
+  ],
+)
+def test_the_level_of_noise_is_used_where_it_could_be_fitted(attack, few, many, context, monkeypatch):
+  monkeypatch.setattr(search, 'tells', distances.tells)
+  size = sum(leaf.size for leaf in jax.tree.leaves(context.variables['params']))
+  for number, names in ((1, few), (-(-size // 64), many)):  # 64 pixels each
+    found = attacks_on(bound('gaussian(stddev=0.1)', context), context, number, attack)
+    assert [one.name for one in found if one.name == 'floor'] == names
+  assert distances.tells(5, 5) and not distances.tells(4, 5)
 
 
 def test_a_search_without_a_floor_is_not_said_to_stop_at_one(context):

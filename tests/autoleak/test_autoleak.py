@@ -492,3 +492,20 @@ def test_entries_of_rows_and_of_texts_make_a_leaderboard(made, seen, monkeypatch
   page = report.render_leaderboard(leaderboard.read(tmp_path))
   assert not said_of_images(page)
   assert f'2 of 2 {kind.noun[1]} can be recovered' in page and seen in page
+
+
+def test_a_malicious_server_reads_texts_and_shows_nothing_on_noise():
+  stage = next(one for one in ensemble.ENSEMBLES['text'] if not getattr(one, 'honest', True))
+  data = texts.notes(8)
+  client = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(data.settings), 'loss': 'next_token'}
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'ENSEMBLES', {'text': (stage,)})
+    patched.setattr(MODULE, 'CONTROLS', 4)
+    wide = gl.scenario(texts.network(width=32)[0], data.samples[:2], data.targets[:2], **client)
+    result = gl.autoleak(jax.random.key(1), wide, {'none': None}, 2, progress='none')
+    narrow = gl.scenario(texts.network()[0], data.samples[:2], data.targets[:2], **client)
+    with pytest.raises(gl.UsageError, match='decepticons needs a width of at least 32, and the model has 16'):
+      gl.autoleak(jax.random.key(1), narrow, {'none': None}, 1, progress='none')
+  assert [row['attack'] for row in result.rows] == ['decepticons'] * 2 and not any(row['honest'] for row in result.rows)
+  assert {row['verdict'] for row in result.rows} <= {'exact', 'recognisable'}
+  assert len(result.controls) >= 4 and all(row['rouge1'] == 0 for row in result.controls)

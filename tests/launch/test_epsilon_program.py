@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests import programs
 
 SMALL = '--dataset=digits', '--limit=8', '--model=mlp(widths=8)', '--uploads=400', '--canaries=16', '--progress=none'
@@ -15,6 +17,22 @@ def test_a_run(tmp_path):
   rows = [json.loads(line) for line in (tmp_path / 'new' / 'rows.jsonl').read_text('utf-8').splitlines()]
   assert [row['verdict'] for row in rows][-1] == 'no stated ε'
   assert (tmp_path / 'new' / 'epsilon.csv').exists()
+
+
+@pytest.mark.parametrize(
+  'samples',
+  [
+    ('diabetes', '--model=mlp(widths=4)'),
+    pytest.param(('notes', '--model=gpt(width=4,layers=1,heads=2)', '--length=6'), marks=pytest.mark.slow),
+  ],
+)
+def test_rows_of_a_table_and_texts(samples, tmp_path):
+  small = '--limit=8', '--uploads=40', '--canaries=0', '--progress=none', '--compilation_cache='
+  done = programs.start('epsilon', f'--dataset={samples[0]}', *samples[1:], *small, f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  assert 'client_dp(norm=1,noise=1.2)' in done.out and 'dpsgd(norm=1,noise=1.2)' in done.out  # and no others
+  config = json.loads((tmp_path / 'new' / 'config.json').read_text('utf-8'))
+  assert config['loss'] == {'diabetes': 'cross_entropy', 'notes': 'next_token'}[samples[0]]
 
 
 def test_what_it_refuses(tmp_path):

@@ -3,7 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import gradleak as gl
 from gradleak import Client, attacks, models
+from gradleak.models.lora import lora
+from gradleak.models.normalisation import normalised
+from gradleak.models.state_dict import Entry, Layout
+from gradleak.studies.captured import derived_sample_shape
 from gradleak.threat import Knowledge, Observation
 
 
@@ -57,3 +62,54 @@ def test_it_is_attacked_like_any_model(adapted):
   attack = attacks.csdlg(steps=2)(client)
   _, info = jax.jit(attack.step)(jax.jit(attack.init)(jax.random.key(2), seen), seen)
   assert np.isfinite(float(info['objective'])) and float(jax.jit(attack.objective)(seen, image, label)) < 1e-4
+
+
+@pytest.mark.parametrize('name', ['network', 'lora', 'only', 'normalised'])
+def test_wrappers_keep_how_variables_stand_in_pytorch(name, tmp_path):
+  """A network with PyTorch's names, without PyTorch: a flattened map of 3 channels and 2×2 pixels, then two layers."""
+  rng = np.random.default_rng(0)
+
+  def init(key, shape):
+    keys = jax.random.split(key)
+    weights = jax.random.normal(keys[0], (12, 6)), jax.random.normal(keys[1], (6, 3))
+    return {f'fc{i}': {'weight': w, 'bias': jnp.zeros(w.shape[1])} for i, w in enumerate(weights)}
+
+  def apply(params, images):
+    x = images.reshape(images.shape[0], -1)
+    first, last = params['fc0'], params['fc1']
+    hidden = jnp.tanh(x @ first['weight'] + first['bias'].reshape(1, -1))
+    return hidden @ last['weight'] + last['bias'].reshape(1, -1)
+
+  def entry(module, part, shape, image=()):
+    return Entry(f'{module}.{part}', ('params', module, part), shape, 'float32', len(shape) == 2, image)
+
+  entries = (
+    entry('fc0', 'weight', (6, 12), (3, 2, 2)), entry('fc0', 'bias', (6,)),
+    entry('fc1', 'weight', (3, 6)), entry('fc1', 'bias', (3,)),
+  )  # fmt: skip
+  base = models.from_functions(init, apply)._replace(layout=Layout(entries, (2, 2, 3)))
+  model = {
+    'network': lambda: base,
+    'lora': lambda: lora(base, rank=2),
+    'only': lambda: lora(base, rank=2, only='fc0'),
+    'normalised': lambda: normalised(base, pixels='cifar10'),
+  }[name]()
+  variables = model.init(jax.random.key(0), (2, 2, 3))
+  update = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), variables['params'])
+  theirs = model.layout.to_theirs({**variables, 'params': update})
+  sent = {one.name: theirs[one.name] for one in model.layout.entries if one.path[0] == 'params'}
+  if name == 'lora':
+    a, b = update['fc0']['weight']['a'], update['fc0']['weight']['b']
+    np.testing.assert_array_equal(sent['fc0.lora_B.weight'], b.T)
+    turned = np.moveaxis(a.T.reshape(2, 2, 2, 3), -1, 1).reshape(2, 12)  # channels last → first
+    np.testing.assert_array_equal(sent['fc0.lora_A.weight'], turned)
+  if name == 'only':
+    assert set(sent) == {'fc0.lora_A.weight', 'fc0.lora_B.weight'}
+  np.savez(tmp_path / 'update.npz', **{f'base_model.model.{key}': x for key, x in sent.items()})
+  np.savez(tmp_path / 'whole.npz', **theirs)
+  np.savez(tmp_path / 'listed.npz', *sent.values())
+  own = [update] if name in ('lora', 'only') else []  # else names are PyTorch's, and so is the layout
+  for given in (tmp_path / 'update.npz', tmp_path / 'whole.npz', tmp_path / 'listed.npz', sent, *own):
+    read = gl.read_update(given, model, variables)
+    jax.tree.map(np.testing.assert_array_equal, read, update)
+  assert derived_sample_shape(model, variables) == (2, 2, 3)

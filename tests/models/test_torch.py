@@ -388,6 +388,46 @@ def test_features_are_the_input_of_the_last_dense_layer_and_the_model_keeps_its_
   assert module.training and features.shape == (2, 96)
 
 
+def test_adapters_of_peft_are_those_of_lora_around_the_same_module():
+  """The gradients of W + (α / r)·B·A, as PEFT has its adapters, against ours on the same weights."""
+
+  class Adapted(nn.Module):
+    def __init__(self, layer, rank):
+      super().__init__()
+      self.layer, self.scale = layer, 8.0 / rank
+      self.lora_A, self.lora_B = (
+        nn.Linear(layer.in_features, rank, bias=False),
+        nn.Linear(rank, layer.out_features, bias=False),
+      )
+
+    def forward(self, x):
+      return self.layer(x) + self.scale * self.lora_B(self.lora_A(x))
+
+  module, x = seeded(networks.Cnn), images(2, 3, 8, 8)
+  plain, base = gl.models.from_torch(module, x, check=False)
+  model = gl.models.lora.lora(plain, rank=2, only='fc')
+  module.fc = Adapted(module.fc, 2)
+  for name, value in module.named_parameters():
+    value.requires_grad = 'lora' in name
+  module.eval()
+  nn.functional.cross_entropy(module(x), torch.tensor([1, 3])).backward()
+  held = {f'base_model.model.{name}': one for name, one in module.named_parameters() if 'lora' in name}
+  variables = model.init(jax.random.key(0), (8, 8, 3))
+  variables = {
+    **variables,
+    'params': gl.read_update({name: one.detach() for name, one in held.items()}, model, variables),
+  }
+  jax.tree.map(np.testing.assert_array_equal, variables['base'], base['params'])
+  read = gl.read_update({name: one.grad for name, one in held.items()}, model, variables)
+  client = gl.ClientSettings(batch_norm='eval').client(model, 5)
+  update = client.local_update(None, variables, ours(x), np.asarray([1, 3])).update
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), read, update)
+  assert float(np.abs(read['fc']['weight']['b']).max()) > 1e-3
+  with pytest.raises(gl.UsageError, match='precode needs a Flax network'):
+    wrapped = gl.models.precode.precode(plain, size=4)
+    wrapped.apply(wrapped.init(jax.random.key(0), (8, 8, 3)), ours(x))
+
+
 def test_tied_frozen_and_constant_tensors(tmp_path):
   class Tied(nn.Module):
     def __init__(self):

@@ -8,6 +8,7 @@ same way, since the client simulation is the client's own code.
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +18,7 @@ import optax
 
 from gradleak.attacks.base import Attack, Reconstruction
 from gradleak.attacks.matching import ghost, prefix
-from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, weighed
+from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, tells, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, classes_of, labels_of, starting_labels
 from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse
@@ -257,8 +258,21 @@ class Matching:
     return Attack(
       *(self.init, self.step, self.reconstruct, self.objective), self.steps, targets,
       self.samples.auxiliary or any(one.needs == 'class_means' for _, one in self.terms),
-      assumes='' if self.client is None else self.simulation.in_words(self.client),
+      assumes='' if self.client is None else self.simulation.in_words(self.client), noise=self.uses_noise,
     )  # fmt: skip
+
+  def uses_noise(self, shape: tuple[int, ...], variables: Tree) -> bool:
+    """Returns whether a known level of noise makes a difference: to a term, or to when a search of this batch ends.
+
+    Args:
+      shape: of the batch.
+      variables: of the model.
+    """
+    if any(one.needs == 'gaussian' for _, one in self.terms):
+      return True
+    unknowns = math.prod(self.form.shape(shape, variables))
+    ends = float(self.comparison.measure.floor(jnp.float32(1), jnp.float32(2))) > 0
+    return ends and tells(unknowns, sum(leaf.size for leaf in jax.tree.leaves(variables['params'])))
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""

@@ -99,5 +99,6 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
     Stage('matching and moves', (attacks.lamp(steps=300, starts=20),)),
     Stage('L-BFGS matching', (attacks.dga(steps=300),)),
     Stage('averaged rounds', (attacks.tag(steps=300, decay='cosine'),), rounds=8, skips=repeats),
+    Stage('malicious server', (servers.decepticons(),), honest=False),
   ),
 }

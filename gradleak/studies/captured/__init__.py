@@ -1,9 +1,9 @@
 """A captured upload: attacks on an update that a user brings, without the truth or with it.
 
-Without the private samples nothing can be called recovered. One can measure how closely the update of the pictures
-matches the captured update. Two controls stand beside it: a grey picture, and the same attack on noise. That takes the
-place of the captured update on the same entries with the same weights. An auditor who owns the samples gets an audit's
-verdicts.
+Without the private samples nothing can be called recovered. One can measure how closely the update of what is
+reconstructed matches the captured update. Two controls stand beside it: a sample that says nothing, and the same attack
+on noise. That takes the place of the captured update on the same entries with the same weights. An auditor who owns the
+samples gets an audit's verdicts.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak import attacks as methods
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import versions
@@ -35,15 +34,17 @@ from gradleak.engine.progress import end, reporter
 from gradleak.federated import Client, ClientSettings
 from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
-from gradleak.federated.targets import CLASSES
+from gradleak.federated.targets import CLASSES, SAMPLES
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, outputs_shape
-from gradleak.models.soft_slopes import has_max_pools
+from gradleak.studies.captured.defaults import Known
+from gradleak.studies.captured.defaults import chosen as defaults
 from gradleak.studies.captured.hints import hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
 from gradleak.studies.captured.truth import checked as checked_truth
-from gradleak.studies.captured.update import checked, derived_image_shape, norm, read_update, read_weights
+from gradleak.studies.captured.update import checked, derived_sample_shape, norm, read_update, read_weights
 
 __all__ = [
   'SHOWN_CONTROLS',
@@ -51,15 +52,11 @@ __all__ = [
   'CapturedSettings',
   'Inversion',
   'attack',
-  'derived_image_shape',
+  'derived_sample_shape',
   'read_truth',
   'read_update',
   'read_weights',
 ]
-
-# Parameters up to which `annealed` takes all its steps, and those up to which its gain was measured. With fewer steps,
-# it takes no longer than `ladder`.
-_SMALL, _MEASURED, _FEWER = 10**5, 10**6, 600
 
 _ATTACKER: dict[str, Any] = {'group': 'attacker', 'integer': True}
 
@@ -69,7 +66,9 @@ class CapturedSettings:
   """What is assumed of the update, and how it is attacked; each is a keyword argument, and a flag of launch/attack.py.
 
   Attributes:
-    sample_shape: (H, W, C); by default derived where only one usual shape fits.
+    modality: what a sample is, a `gradleak.modalities.Modality`; of a table it has the columns, of texts the tokens.
+      launch/attack.py derives it.
+    sample_shape: (H, W, C) of images, (D,) of encoded rows, (T,) of texts; by default derived where only one fits.
     labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
       By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
@@ -81,6 +80,7 @@ class CapturedSettings:
     None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
   controls: int = setting(4, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
+  modality: Modality = setting(IMAGES, 'What a sample is.')  # noqa: RUF009
   sample_shape: Sequence[int] | None = setting(None, 'Shape of each private sample.')
   labels: Any = setting(None, 'Labels of the private samples, or how they are obtained.')  # noqa: RUF009
   defense: Any = setting(None, 'What the client is known to use.')  # noqa: RUF009
@@ -97,7 +97,7 @@ class Captured:
     versions: of what it was made with.
     citations: the sources of the attacks and the defense.
     rows, controls: of an auditor who owns the samples, as an audit's, see docs/ROWS.md; empty without the truth.
-    truth: the private samples [N, H, W, C], or None.
+    truth: the private samples [N, …], or None.
   """
 
   inversions: list[Inversion]
@@ -116,7 +116,7 @@ class Captured:
       UsageError: without the truth, or if pandas is not installed.
     """
     if self.truth is None:
-      raise errors.UsageError('rows compare pictures with the private samples: give attack truth=(samples, targets)')
+      raise errors.UsageError('rows compare what is found with the truth: give attack truth=(samples, targets)')
     return frame(self.rows)
 
 
@@ -141,13 +141,13 @@ def attack(
     model: the `Model`; wrap a network of your own by `models.from_flax` or `models.from_functions`.
     variables: what the client was sent, {'params': …} and with BatchNorm {'batch_stats': …}.
     update: what it sent back: a tree like the parameters, such as `read_update` returns.
-    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default `ladder`, with `fidel` and `peeling`
-      where they apply; `annealed` for one step with max pools, `ladder(match='sign')` for one of Adam or signs.
+    attacks: a list of `gradleak.attacks` or a dict {label: attack}. By default those of `captured.defaults.DEFAULTS`:
+      closed forms where they can read the network, and a search that suits the samples and the update.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
-    truth: (samples [N, H, W, C], targets as the loss takes them), all that are behind the update, of an auditor who
-      owns them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
-    given: `CapturedSettings`; its fields may also be given one by one, as keyword arguments: num_samples, sample_shape,
-      labels, defense, restarts, steps, controls.
+    truth: (samples [N, …], targets as the loss takes them), all that are behind the update, of an auditor who owns
+      them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
+    given: `CapturedSettings`; its fields may also be given one by one, as keyword arguments: num_samples, modality,
+      sample_shape, labels, defense, restarts, steps, controls.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
     **fields: of `ClientSettings` and `CapturedSettings`.
@@ -165,12 +165,12 @@ def attack(
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', fields, given=(CapturedSettings, given), client=(ClientSettings, client))
   check(chosen)
-  shape = chosen.sample_shape
-  shape = derived_image_shape(model, variables) if shape is None else check_sample_shape(shape)
+  modality = chosen.modality
+  shape = _shape(model, variables, chosen.sample_shape, modality)
   of_classes = as_loss(trained.loss).targets is CLASSES
   mode, known = _labels(chosen.labels, chosen.num_samples, of_classes)
-  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes)
-  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned)
+  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, modality)
+  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, modality)
   update, factor, lost = checked(update, stand_in.variables['params'])
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   signs = of_signs(update) or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
@@ -212,6 +212,19 @@ def _inverted(
   finally:
     end(show)
   return inversions, rows, controls
+
+
+def _shape(model: Model, variables: Mapping, sample_shape: Any, kind: Modality) -> tuple[int, ...]:
+  """Returns the shape of one sample, checked, or derived where it is not given."""
+  errors.check_instance('modality', kind, Modality, 'a gradleak.modalities.Modality')
+  if model.axes not in (None, kind.axes):
+    raise errors.UsageError(
+      f'the model {model.name!r} takes samples of {model.axes} axes, and {kind.noun[1]} have {kind.axes}: give '
+      'modality=gradleak.modalities.of_config(dataset.settings) of what the client trains on'
+    )
+  if sample_shape is None:
+    return derived_sample_shape(model, variables, kind)
+  return check_sample_shape(sample_shape, kind.axes)
 
 
 def _check_size(mode: str, update: Tree, factor: float) -> None:
@@ -263,15 +276,16 @@ def _stand_in(
   number: int,
   client: ClientSettings,
   truth: Truth | None = None,
+  modality: Modality = IMAGES,
 ) -> Scenario:
-  """Returns the `Scenario` of the client; black images stand where an audit holds the private ones, if nobody does."""
-  samples = np.zeros((number, *shape), np.float32)
+  """Returns the `Scenario` of the client; neutral samples stand for the private ones, if nobody holds these."""
+  samples = np.stack([modality.neutral(shape)] * number)
   if truth is None and labels is None:
     kind = as_loss(client.loss).targets
     outputs = outputs_shape(check_model(model), variables, shape)
-    labels = np.zeros(number, np.int32) if kind is CLASSES else np.zeros((number, *outputs), np.float32)
+    labels = np.zeros(number, np.int32) if kind in (CLASSES, SAMPLES) else np.zeros((number, *outputs), np.float32)
   held = (samples, np.asarray(labels)) if truth is None else truth
-  return scenario(model, *held, variables=variables, dataset='captured', client=client)
+  return scenario(model, *held, variables=variables, dataset='captured', client=client, modality=modality)
 
 
 def _one_step_of_adam(client: Client, given: ClientSettings, number: int) -> bool:
@@ -303,10 +317,7 @@ def _group(
 def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings, signs: bool) -> list[Labelled]:
   """Returns the attacks with their labels; without entries those that can read this network."""
   if entries is None:
-    optional = [methods.fidel(), methods.peeling()]
-    entries = [one for one in optional if _reads(one, key, stand_in, chosen)]
-    descent = methods.ladder(match='sign') if signs else _descent(stand_in, chosen.num_samples)
-    entries += [] if jax.config.jax_enable_x64 and not signs else [descent]
+    entries = defaults(Known(stand_in, chosen.num_samples, signs), lambda method: _reads(method, key, stand_in, chosen))
   named = labelled('attack', entries, as_attack)
   for one in named:
     if one.method.server is not None:
@@ -318,16 +329,6 @@ def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedS
         'client with gradleak.audit and public=(samples, targets)'
       )
   return named
-
-
-def _descent(stand_in: Scenario, number: int) -> AttackMethod:
-  """Returns the search for an update of so many samples: annealed for one step of a network with max pools."""
-  client, variables = stand_in.client, stand_in.variables
-  one_step = client.share == 'gradient' or client.num_steps(number) == 1
-  size = sum(leaf.size for leaf in jax.tree.leaves(variables['params']))
-  if one_step and size <= _MEASURED and has_max_pools(client.model, variables, stand_in.samples.shape[1:]):
-    return methods.annealed() if size <= _SMALL else methods.annealed(steps=_FEWER)
-  return methods.ladder()
 
 
 def _reads(method: AttackMethod, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings) -> bool:

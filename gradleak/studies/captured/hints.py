@@ -22,7 +22,7 @@ MOST = 0.8  # fraction of the values that are not zero, that has to lie there
 
 _OF_SIGNS = (
   'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam '
-  "or signSGD leaves them. Without attacks=… the signs alone are attacked, by ladder(match='sign')."
+  "or signSGD leaves them. Without attacks=… the search compares the signs alone (match='sign')."
 )
 
 
@@ -71,7 +71,7 @@ def hints(
     update: a tree of NumPy arrays, finite and not all zero.
     variables: the model's.
     client: how the update is said to be made.
-    sample_shape: (H, W, C).
+    sample_shape: of one sample.
     num_samples: private samples that are said to be behind it.
     labels: their labels, where they are given.
     protected: whether the client's defense is given.
@@ -106,7 +106,7 @@ def _zeros(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
   if pruned:
     yield (
       f'Single entries are exactly zero: {_shares(pruned)}. Pruning and top-k leave such zeros; a batch under ReLU '
-      'leaves some, too, in the layers behind it and at black pixels.'
+      'leaves some, too, in the layers behind it and where samples are zero.'
       + ('' if protected else ' If the client dropped entries, name its defense.')
     )
   inactive = {
@@ -114,8 +114,8 @@ def _zeros(named: Mapping[str, np.ndarray], protected: bool) -> Iterator[str]:
   }
   if inactive:
     yield (
-      f'Whole rows or columns are exactly zero: {_shares(inactive)}. Inactive ReLU neurons and black pixels leave such '
-      'zeros, and so does a client that drops neurons.'
+      f'Whole rows or columns are exactly zero: {_shares(inactive)}. Inactive ReLU neurons, black pixels, levels that '
+      'no row has and tokens that no text has leave such zeros, and so does a client that drops neurons.'
     )
 
 

@@ -27,19 +27,21 @@ from gradleak.engine.groups import Layout
 from gradleak.engine.progress import note
 from gradleak.federated import Upload
 from gradleak.federated.scenario import Scenario
-from gradleak.federated.targets import CLASSES
+from gradleak.federated.targets import CLASSES, SAMPLES
+from gradleak.modalities import Modality
 from gradleak.studies.captured import truth
 
 SHOWN_CONTROLS = 3  # control runs whose pictures are kept
 MOVED = 1e-2  # fraction of its start that an objective has to fall by
-GREY = 0.5
+# Why an attack shows nothing: its objective stayed where it started, or a neutral sample matches as well.
+REASONS = ('unmoved', 'grey')
 
 Part = tuple[list[dict], dict[str, np.ndarray]]  # scalars and arrays of each `Inversion`, as they are stored
 
 
 @dataclasses.dataclass(frozen=True)
 class Inversion:
-  """What one attacker made of the update. It says how well that matches, never that it is the private sample.
+  """What one attacker made of the update. It says how well that matches, never that it is the private samples.
 
   Attributes:
     attack: its name with its settings.
@@ -47,19 +49,22 @@ class Inversion:
     does: what the adaptive attack does, a sentence.
     granted: what the attacker is granted, sentences.
     labels_mode: 'known', 'inferred', 'optimised' or 'unused', see `federated.Knowledge`.
-    samples: float [K, H, W, C], the surest first. Closed forms may find more or fewer than the private ones.
+    samples: [K, …], the surest first. Closed forms may find more or fewer than the private ones.
+    empty: of them, those that are no answer, bool [K].
     labels: int [K], −1 where unknown; empty if the attack returns none.
     objective, objective_start: what the attack minimised, priors included; 0 for closed forms.
     distance: its own matching distance.
-    mismatch: 1 − the cosine between the update that the first pictures would cause and the captured one, on the entries
-      that the attacker compares, in [0, 2]; NaN where labels are not known well enough to simulate the client.
-    grey: the mismatch of grey pictures of the same labels: what no picture at all would reach. NaN as above.
+    mismatch: 1 − the cosine between the update that the first samples would cause and the captured one, on the entries
+      that the attacker compares, in [0, 2]; NaN where nothing is found, and where labels are not known well enough to
+      simulate the client.
+    grey: the mismatch of neutral samples of the same labels, such as grey images: what no answer at all would reach.
+      NaN as above.
     diverged: whether a value was not finite.
     steps: of the attack.
     control_objective, control_distance, control_mismatch: the same of the control runs, float [controls].
-    control_samples: pictures of the first control runs, [≤ `SHOWN_CONTROLS`, K, H, W, C].
-    likeness: the highest Pearson correlation of the first picture with any of the control runs, NaN without these: high
-      where the pictures come from the attack's prior and not from the update.
+    control_samples: those of the first control runs, [≤ `SHOWN_CONTROLS`, K, …].
+    likeness: the highest of the first samples to any of the control runs, by `Modality.likenesses`, such as a
+      correlation; NaN without these. It is high where samples come from the attack's prior and not from the update.
     control_likeness: the median over the control runs of the same among them.
   """
 
@@ -69,6 +74,7 @@ class Inversion:
   granted: list[str]
   labels_mode: str
   samples: np.ndarray
+  empty: np.ndarray
   labels: np.ndarray
   objective: float
   objective_start: float
@@ -85,9 +91,14 @@ class Inversion:
   control_likeness: float
 
   @property
+  def found(self) -> bool:
+    """Whether there is an answer: a search always has one, a closed form may find nothing."""
+    return bool(self.steps) or not self.empty.all()
+
+  @property
   def inconclusive(self) -> str:
-    """Why the attack shows neither a leak nor protection, 'unmoved' (its objective stayed) or 'grey'; '' else."""
-    if self.diverged or (not self.steps and not np.any(self.samples)):
+    """Why the attack shows neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
+    if self.diverged or not self.found:
       return ''  # said in words of their own
     if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):
       return 'unmoved'
@@ -105,7 +116,7 @@ class Inversion:
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-  """(shared, lane) -> 1 − the cosine between what the lane's pictures would cause and what it compares them with.
+  """(shared, lane) -> 1 − the cosine between what the lane's samples would cause and what it compares them with.
 
   Attributes:
     build: of the lanes.
@@ -122,7 +133,8 @@ class Mismatch:
     if self.rule:
       labels = label_rules.infer(self.rule, client.model, observation)
     samples = lane['samples']
-    known = client.loss.targets.encode(labels, client.num_classes, samples.dtype)
+    floating = jnp.float32 if client.modality.integral else samples.dtype
+    known = client.loss.targets.encode(labels, client.num_classes, floating)
     simulated = client.local_update(None, observation.variables, samples, known).update
     apart = cosine(weighed(simulated, observation), weighed(observation.update, observation))
     return jnp.where((labels >= 0).all() | jnp.issubdtype(labels.dtype, jnp.floating), apart, jnp.nan)
@@ -205,7 +217,8 @@ def _attacked(
   else:
     found = driver.run(made.build, made.shared, made.arrays, Layout(size), num_steps=made.num_steps, **options)
   found = jax.tree.map(np.asarray, found)
-  greys = found._replace(samples=np.full_like(found.samples, GREY))
+  neutral = group.client.modality.neutral(found.samples.shape[2:])
+  greys = found._replace(samples=np.broadcast_to(neutral, found.samples.shape).astype(found.samples.dtype))
   apart = [_mismatches(group, update, made, one, size) for one in (found, greys)]
   scored = [truth.scored(group, update, made, found, size)] if judges else []
   return [_part(group, made, found, *apart), *scored]
@@ -259,16 +272,16 @@ def _noise(key: jax.Array, view: View) -> View:
 
 
 def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
-  """Returns the `Mismatch` of each lane, float [lanes]; NaN where the labels of its pictures are not known."""
+  """Returns the `Mismatch` of each lane, float [lanes]; NaN where labels are not known or nothing is found."""
   number, samples, labels = group.settings.batch_size, np.asarray(found.samples), np.asarray(found.labels)
   unknown = np.full(len(samples), np.nan, np.float32)
   if samples.shape[1] < number:
     return unknown
   rule, kind = '', group.client.loss.targets
   if kind is not CLASSES:
-    if group.settings.labels != 'known':
+    if kind is not SAMPLES and group.settings.labels != 'known':
       return unknown
-    labels = np.repeat(group.targets.astype(np.float32), len(samples), axis=0)
+    labels = np.repeat(group.targets, len(samples), axis=0)
   elif labels.shape[1] >= number:
     labels = labels[:, :number]
   elif number == 1:  # a closed form that returns no label: it is given, or read from the update
@@ -280,10 +293,12 @@ def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruc
   arrays = {
     **made.arrays,
     'samples': jnp.asarray(samples[:, :number]),
-    'labels': jnp.asarray(labels) if kind is not CLASSES else jnp.asarray(labels, jnp.int32),
+    'labels': jnp.asarray(labels, jnp.int32 if kind in (CLASSES, SAMPLES) else jnp.float32),
   }
+  answered = made.num_steps > 0 or ~np.stack([group.client.modality.empty(lane).all() for lane in samples])
   try:
-    return np.asarray(driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, Layout(size)))
+    apart = driver.evaluate(Mismatch(made.build, rule), made.shared, arrays, Layout(size))
+    return np.where(answered, np.asarray(apart), unknown)
   except errors.UsageError:  # no layer that tells the label
     if not rule:
       raise
@@ -320,7 +335,8 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
     own, controls = runs.pop(-1), [runs[number] for number in sorted(runs)]
     shown = min(group.settings.batch_size, found.samples.shape[1])
     others = found.samples[controls]
-    likeness, among = _likeness(found.samples[own][:shown], others, shown)
+    kind = group.client.modality
+    likeness, among = _likeness(kind, found.samples[own][:shown], others, shown)
     adaptive = made.lanes[own].target.adaptive
     known = dataclasses.replace(
       granted.knowledge(group, made.variants[variant].method),
@@ -344,6 +360,7 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
     )
     kept = {
       'samples': found.samples[own],
+      'empty': kind.empty(found.samples[own]),
       'labels': found.labels[own],
       'control_objective': found.objective[controls],
       'control_distance': found.distance[controls],
@@ -354,22 +371,14 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
   return rows, arrays
 
 
-def _likeness(samples: np.ndarray, controls: np.ndarray, shown: int) -> tuple[float, float]:
-  """Returns (the highest correlation with any control's pictures, mean over the samples; the same among controls)."""
+def _likeness(kind: Modality, samples: np.ndarray, controls: np.ndarray, shown: int) -> tuple[float, float]:
+  """Returns (the highest likeness to any control's samples, mean over the samples; the same among controls)."""
   if not len(controls):
     return float('nan'), float('nan')
-  units, pool = _units(samples), [_units(control) for control in controls]
 
-  def like(some: np.ndarray, others: list[np.ndarray]) -> float:
-    return float(np.max(some @ np.concatenate(others).T, axis=1).mean())
+  def like(some: np.ndarray, others: np.ndarray) -> float:
+    return float(np.max(kind.likenesses(some, others.reshape(-1, *others.shape[2:])), axis=1).mean())
 
-  among = [like(one[:shown], pool[:i] + pool[i + 1 :]) for i, one in enumerate(pool)] if len(pool) > 1 else [np.nan]
-  return like(units, pool), float(np.median(among))
-
-
-def _units(samples: np.ndarray) -> np.ndarray:
-  """Returns the samples [K, pixels], float64, less their means and of norm 1; zeros for constant ones."""
-  rows = np.nan_to_num(np.asarray(samples, np.float64).reshape(len(samples), -1), posinf=0.0, neginf=0.0)
-  rows = rows - rows.mean(axis=1, keepdims=True)
-  norms = np.linalg.norm(rows, axis=1, keepdims=True)
-  return rows / np.where(norms > 1e-12, norms, np.inf)
+  others = enumerate(controls) if len(controls) > 1 else ()
+  among = [like(one[:shown], np.delete(controls, i, axis=0)) for i, one in others]
+  return like(samples, controls), float(np.median(among or [np.nan]))

@@ -16,7 +16,7 @@ from gradleak.core.trees import Tree
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
 from gradleak.federated import Upload
-from gradleak.modalities import IMAGES
+from gradleak.modalities import IMAGES, Modality
 from gradleak.studies.captured import sources
 
 Truth = tuple[np.ndarray, np.ndarray]
@@ -26,14 +26,16 @@ Truth = tuple[np.ndarray, np.ndarray]
 _SAMPLES, _TARGETS = ('samples', 'images', 'x', 'arr_0'), ('targets', 'labels', 'y', 'arr_1')
 
 
-def read_truth(path: Any, sample_shape: Sequence[int]) -> Truth:
+def read_truth(path: Any, sample_shape: Sequence[int], modality: Modality = IMAGES) -> Truth:
   """Returns (samples, targets) of an `.npz` file that holds them under these names, or as 'images' and 'labels'.
 
-  Samples are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch.
+  Images are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch. Rows of a table are
+  encoded by its schema, and texts are tokens.
 
   Args:
     path: of the file.
-    sample_shape: (H, W, C).
+    sample_shape: of one sample, such as (H, W, C).
+    modality: what a sample is.
 
   Raises:
     UsageError: for a file that cannot be read, and for other arrays.
@@ -49,25 +51,27 @@ def read_truth(path: Any, sample_shape: Sequence[int]) -> Truth:
       )
     found.append(arrays[named[0]])
   samples, targets = found
-  height, width, channels = sample_shape
-  if samples.shape[1:] == (channels, height, width) and samples.shape[1:] != tuple(sample_shape):
-    samples = samples.transpose(0, 2, 3, 1)
-  if samples.dtype == np.uint8:
-    samples = samples.astype(np.float32) / 255
-  return checked((samples, targets), sample_shape, len(samples))  # type: ignore[return-value]
+  samples = modality.stored(samples, tuple(sample_shape))
+  return checked((samples, targets), sample_shape, len(samples), kind=modality)  # type: ignore[return-value]
 
 
 def checked(
-  truth: Any, sample_shape: Sequence[int], number: int, labels: Any = None, of_classes: bool = True
+  truth: Any,
+  sample_shape: Sequence[int],
+  number: int,
+  labels: Any = None,
+  of_classes: bool = True,
+  kind: Modality = IMAGES,
 ) -> Truth | None:
-  """Returns (samples [N, H, W, C], targets [N]) of the private samples; None for none.
+  """Returns (samples [N, …], targets [N]) of the private samples; None for none.
 
   Args:
     truth: as `attack` takes it.
-    sample_shape: (H, W, C).
+    sample_shape: of one sample.
     number: N.
     labels: those that the attacker is given, or None.
     of_classes: whether targets are classes; others are checked with the scenario.
+    kind: what a sample is.
 
   Raises:
     UsageError: for anything but a pair of arrays of N samples in range and their labels.
@@ -77,14 +81,14 @@ def checked(
   if not isinstance(truth, tuple | list) or len(truth) != 2:
     raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets)')
   other = None if of_classes else (lambda targets, count: None)
-  samples, targets = data.pair('the truth', tuple(truth), None, tuple(sample_shape), IMAGES.check, other)
+  samples, targets = data.pair('the truth', tuple(truth), None, tuple(sample_shape), kind.check, other)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
   if not of_classes:
-    return np.asarray(samples, np.float32), targets
+    return kind.cast(samples), targets
   if labels is not None and sorted(labels) != sorted(targets.tolist()):
     raise errors.UsageError(f'the labels given are {sorted(labels)}, and those of the truth {sorted(targets.tolist())}')
-  return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
+  return kind.cast(samples), np.asarray(targets, np.int32)
 
 
 def number_of(truth: Any) -> int:

@@ -12,12 +12,12 @@ import numpy as np
 
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
-from gradleak.models import Model, flattening, torch_weights
+from gradleak.modalities import IMAGES, Modality
+from gradleak.models import Model, flattening, token_weights, torch_weights
 from gradleak.models.model import check_apply, check_finite, check_model, check_sample_shape, check_variables
 from gradleak.models.state_dict import Layout
 from gradleak.studies.captured import sources
 
-SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of images whose shape is tried where it is not given
 FLATTENED = ('channels_first', 'channels_last')
 _RANGE = (2.0**-50, 2.0**50)  # of an update's norm: squares of its values fit float32
 _LISTED = 4  # names in one part of a message
@@ -59,7 +59,7 @@ def read_update(
     model: the `Model`.
     variables: its variables; only their names and shapes are read.
     sent: the weights that the client was sent, in any of these forms, or `variables` itself.
-    sample_shape: (H, W, C); for PyTorch's layout. By default derived, see `derived_image_shape`.
+    sample_shape: (H, W, C) of images; for PyTorch's layout. By default derived, see `derived_sample_shape`.
     names: {module in the file: module of the model}, such as {'fc1': 'Dense_0'}, for a file that calls them otherwise.
     partial: whether tensors may be missing, which are then zeros, as of a client that drops whole layers.
     flattened: for PyTorch's layout, how the file's network flattens an image: 'channels_first' from [C, H, W], as
@@ -137,29 +137,29 @@ def read_weights(
   return variables
 
 
-def derived_image_shape(model: Model, variables: Mapping) -> tuple[int, int, int]:
-  """Returns the only square shape of a usual side, grey or in colour, for which a model has these variables.
+def derived_sample_shape(model: Model, variables: Mapping, kind: Modality = IMAGES) -> tuple[int, ...]:
+  """Returns the shape of the samples of a model with these variables, where only one fits.
 
-  A network of PyTorch knows its own.
+  A network of PyTorch knows its own. Others are tried: the width of a table's schema, as many tokens as there are
+  embeddings of positions, and squares of a usual side, grey or in colour.
 
   Raises:
     UsageError: if none fits, or several do, as for networks that average over all pixels.
   """
-  if model.layout is not None and len(model.layout.sample) == 3:
-    height, width, channels = model.layout.sample
-    return height, width, channels
+  if model.layout is not None and len(model.layout.sample) == kind.axes:
+    return tuple(model.layout.sample)
   fitting = []
-  for shape in ((side, side, channels) for side in SIDES for channels in (1, 3)):
+  for shape in kind.shapes(model, variables):
     try:
       check_variables(model, variables, shape)
-    except Exception:  # a user's network may raise anything on images that it does not take
+    except Exception:  # a user's network may raise anything on samples that it does not take
       continue
     fitting.append(shape)
   if len(fitting) != 1:
     found = f'several do ({", ".join(map(str, fitting[:_LISTED]))}, …)' if fitting else 'none of the usual ones does'
     raise errors.UsageError(
       f'sample_shape is not given, and the weights of {model.name!r} do not tell which one fits: {found}; give '
-      'sample_shape=(height, width, channels)'
+      f'sample_shape=({", ".join(kind.axis_names)}{"," * (kind.axes == 1)})'
     )
   return fitting[0]
 
@@ -271,41 +271,58 @@ def _fitted(
   about = f'the {kind} {source}{"does" if kind == "update" else "do"} not fit {model.name!r}'
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
   ours = {'.'.join(place): place for place in paths}
-  theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) else {}
-  shape = check_sample_shape(sample_shape) if sample_shape else None
+  every = model.layout.entries if model.layout else ()
+  in_torch = {one.name: one.path[1:] for one in every if one.path[1:] in paths and one.path[0] in wanted}
+  theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) and not every else {}
+  shape = check_sample_shape(sample_shape, model.axes) if sample_shape else None
   if sources.is_list(entries) and model.layout is not None:
     entries = sources.in_layout(about, entries, model.layout)
   if sources.is_list(entries):
-    shape = shape or derived_image_shape(model, variables)
+    shape = shape or derived_sample_shape(model, variables)
     statistics = {name: tree for name, tree in variables.items() if name != 'params'}
     listed = sources.in_order(about, entries, model, wanted, statistics, shape)
     straight = all(x.shape == paths[path].shape for path, x in listed.items())
     known = ours if straight else theirs
     placed = {place: name for name, place in known.items()}
     entries = {placed[path]: x for path, x in listed.items()}
+  elif (published := _of_tokens(entries, model, paths)) is not None:
+    entries, known = published
   else:
-    entries = _renamed(entries, names, {*ours, *theirs}, statistics=len(wanted) > 1)
-    if model.layout is not None:
-      entries = _of_layout(entries, model.layout, set(ours))
+    entries = _renamed(entries, names, {*ours, *theirs, *in_torch}, statistics=len(wanted) > 1)
+    if model.layout is not None and sum(one in in_torch for one in entries) >= sum(one in ours for one in entries):
+      theirs, entries = in_torch, _of_layout(entries, model.layout, set(in_torch))
     if torch_weights.has_published_names(wanted['params']):
       entries = torch_weights.common_names(entries)
     is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
-    known = theirs if is_torch and model.layout is None else ours
-  counts = {one.name for one in (model.layout.entries if model.layout else ()) if np.dtype(one.dtype).kind in 'iub'}
+    known = theirs if is_torch or theirs is in_torch else ours
+  counts = {one.name for one in every if np.dtype(one.dtype).kind in 'iub'}
   floating = {name for name, place in known.items() if _floats(paths, place)} - counts
   sources.refuse_integers(about, {name: x for name, x in entries.items() if name in floating})
   in_file = {name: values.shape for name, values in entries.items()}
-  if known is theirs and theirs != ours:
-    shape = shape or derived_image_shape(model, variables)
+  if known is theirs and theirs != ours and theirs is not in_torch:
+    shape = shape or derived_sample_shape(model, variables)
     entries = _from_torch(entries, theirs, model, variables, shape, flattened)
   shapes = {name: tuple(paths[place].shape) for name, place in known.items()}
-  if model.layout is not None:
-    shapes |= {entry.name: entry.shape for entry in model.layout.entries if entry.name in shapes}
+  if known is in_torch:
+    shapes |= {entry.name: entry.shape for entry in every if entry.name in shapes}
   _refuse_misfits(about, entries, shapes, partial, in_file, kind != 'weights')
-  if model.layout is not None:
+  if model.layout is not None and known is in_torch:
     entries = model.layout.to_ours(entries)
   # not rounded before their scale is known
   return {known[name]: np.asarray(x, np.promote_types(x.dtype, np.float32)) for name, x in entries.items()}
+
+
+def _of_tokens(
+  entries: Mapping[str, np.ndarray], model: Model, paths: Mapping[sources.Path, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, sources.Path]] | None:
+  """Returns (entries in our layout, the path of each name) of Hugging Face's GPT-2 or BERT; None for other names."""
+  if model.first_block is None:
+    return None
+  names = {token_weights.published_name(path): path for path in paths}
+  plain = {name.replace('/', '.'): values for name, values in entries.items()}
+  found = token_weights.read_entries(torch_weights.without_prefixes(plain, names), list(names))
+  ours = {'.'.join(path) for path in paths}
+  return (found, names) if sum(one in names for one in found) > sum(one in ours for one in plain) else None
 
 
 def _floats(paths: Mapping[sources.Path, Any], place: sources.Path) -> bool:
