@@ -161,3 +161,35 @@ def test_a_named_defense_is_simulated_and_a_wrong_strength_is_found(check):
     assert not wrong.agrees and 'do not agree' in wrong.words[0]
   plain = check(defense=defenses.prune(rate=0.5))
   assert not plain.agrees and 'differs' in plain.words[0]
+
+
+def test_steps_along_nothing_but_rounding_are_no_difference(variables):
+  """A bias in front of a batch's mean has no gradient but rounding, and Adam steps along it at full length."""
+  plain = models.create('mlp(widths=16)', 4)
+
+  def apply(params, images):
+    logits = plain.apply({'params': params['net']}, images)[0] + params['bias'][None]
+    return logits - logits.mean(0, keepdims=True)
+
+  model = models.from_functions(
+    lambda key, shape: {'net': plain.init(key, shape)['params'], 'bias': np.zeros(4)}, apply
+  )
+  sent = {'params': {'net': variables['params'], 'bias': np.zeros(4, np.float32)}}
+  adam = ClientSettings(share='delta', learning_rate=0.001, optimizer='adam')
+
+  def run(believed, settings=adam, wrong=0.0):
+    def fit(images, labels):
+      update = comparison._simulated(model, sent, 4, settings, images, labels)
+      flipped = {**update, 'bias': -update['bias']}  # as with another order of the sum
+      return jax.tree.map(lambda u: u * np.float32(1 + wrong), flipped)
+
+    return compare(fit, model, sent, IMAGES, LABELS, believed, 4)
+
+  found = run(adam)
+  assert found.agrees and found.difference > 10 * comparison.AGREES and 'which rounding explains' in found.words[0]
+  named = run(ClientSettings(share='delta', learning_rate=0.001))
+  assert not named.agrees and named.explanations[0].changes['optimizer'] == 'adam'
+  twice = run(dataclasses.replace(adam, optimizer='sgd'), dataclasses.replace(adam, local_epochs=2))
+  assert twice.explanations[0].changes == {'local_epochs': 2, 'optimizer': 'adam', 'momentum': 0.0}
+  other = run(adam, wrong=0.09)
+  assert not other.agrees and other.difference < comparison._MOST
