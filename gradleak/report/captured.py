@@ -116,8 +116,9 @@ def _closer(one: Inversion) -> str:
 def captured_table(result: Captured) -> str:
   """Returns the figures of all attackers as a text for a terminal, the warnings below."""
   _check(result)
-  head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', 'grey', 'closer than']
-  head += ['like control', *(['verdict', 'score'] if result.rows else [])]
+  told = any(one.adaptive for one in result.inversions)
+  head = ['attack', *(['knows the defense'] if told else []), 'objective', 'distance', 'mismatch', 'on noise', 'grey']
+  head += ['closer than', 'like control', *(['verdict', 'score'] if result.rows else [])]
   judged = {(row['attack'], row['adaptive']): row for row in result.rows}
   lines = []
   for one in result.inversions:
@@ -125,7 +126,7 @@ def captured_table(result: Captured) -> str:
     lines.append(
       [
         one.attack,
-        one.adaptive or 'no',
+        *([one.adaptive or 'no'] if told else []),
         significant(one.objective, 3),
         significant(one.distance, 3),
         'diverged' if one.diverged else significant(one.mismatch, 3),
