@@ -40,7 +40,7 @@ ABOUT = {
   'Models': 'are audited: networks of the library, as pure functions',
 }
 FEW, MOST = 4, 3  # attacks that a cell names, lines of a table that are not folded away
-SETTINGS = 8  # of them that are not folded away
+SETTINGS, LONG = 6, 32  # of them that are not folded away, characters of a defense's text that stand in a line
 MODELS = {**gl.models.REGISTRY, **WRAPPERS}
 
 
@@ -302,7 +302,7 @@ def _known(name: str) -> list[str]:
   for (adaptive, words), attacks in merged.items():
     listed = ', '.join(f'[`{attack}`]({attack}.md)' for attack in attacks)
     many = len(attacks) > FEW
-    rows.append((f'`{adaptive}`', docstrings.markdown(words), f'{len(attacks)} attacks' if many else listed))
+    rows.append((f'`{adaptive}`', docstrings.markdown(words), len(attacks) if many else listed))
     which += [f'- `{adaptive}`: {listed}'] * many
   parts = ['## Attackers who know it']
   if not rows:
@@ -340,7 +340,7 @@ def _costs(name: str) -> list[str]:
   if not found:
     return []
   rows = [
-    (_linked(one.table), one.column, f'`{one.defense}`', one.accuracy, one.undefended, one.against_none, one.overhead)
+    (_linked(one.table), one.column, f'`{_shortened(one.defense)}`', one.accuracy, one.undefended, one.against_none, one.overhead)
     for one in found
   ]
   what = (
@@ -349,6 +349,11 @@ def _costs(name: str) -> list[str]:
   )
   heads = ('table', 'of', 'defense', 'accuracy %', 'undefended', 'against none', 'round, % over none')
   return ['## Cost', what, *_long(heads, rows)]
+
+
+def _shortened(text: str) -> str:
+  """Returns a defense without settings where they are many: the page of the table has them."""
+  return text if len(text) <= LONG else re.sub(r'\([^()]*\)', '(…)', text)
 
 
 def _adaptive_attacks_of(name: str) -> list[str]:
