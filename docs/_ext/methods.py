@@ -340,7 +340,15 @@ def _costs(name: str) -> list[str]:
   if not found:
     return []
   rows = [
-    (_linked(one.table), one.column, f'`{_shortened(one.defense)}`', one.accuracy, one.undefended, one.against_none, one.overhead)
+    (
+      _linked(one.table),
+      one.column,
+      f'`{_shortened(one.defense)}`',
+      one.accuracy,
+      one.undefended,
+      one.against_none,
+      one.overhead,
+    )
     for one in found
   ]
   what = (

@@ -138,7 +138,10 @@ def test_settings_stand_once_and_long_tables_are_folded(extensions):
   shown = methods.page('concealment')
   table, _, folded = shown.partition('## Settings')[2].partition(':::{dropdown}')
   assert len(re.findall(r'^\| `', table, re.M)) == methods.SETTINGS and '| `projection` |' in folded
-  assert methods._shortened('clip(norm=1)+a(' + 'b=1,' * 9 + ')') == 'clip(…)+a(…)' and methods._shortened('a(b=1)') == 'a(b=1)'
+  assert (
+    methods._shortened('clip(norm=1)+a(' + 'b=1,' * 9 + ')') == 'clip(…)+a(…)'
+    and methods._shortened('a(b=1)') == 'a(b=1)'
+  )
   heads, rows = ('a', 'b'), [(number, 'x') for number in range(6)]
   assert len(methods._long(heads, rows[:4])) == 1  # one line is not folded
   assert methods._long(heads, rows)[1].count('\n| ') == 5  # with its heading and rule
