@@ -67,8 +67,8 @@ def _led(found: Mapping[str, Sequence[Finding]]) -> str:
   best = listed(f'`{one}`' for one in dict.fromkeys(finding.facts['best'] for finding in seen))
   hidden = [finding for finding in seen if _kind(finding)[0] == 'hidden']
   told = f'**Against a curious server {best} show{"" if " and " in best else "s"} least, by the task.** '
-  told += f'By the upper end of the interval, at most {100 * deploy.HIDDEN:.0f} % of the images are shown on '
-  told += f'{len(hidden) or "none"} of the {len(seen)} tasks where attacks on undefended images succeed. '
+  told += f'By the upper end of the interval, at most {100 * deploy.HIDDEN:.0f} % of the samples are shown on '
+  told += f'{len(hidden) or "none"} of the {len(seen)} tasks where undefended samples are recovered. '
   if all(_kind(finding)[0] == 'everyone' for finding in found['list']):
     told += 'Nothing here hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
@@ -77,7 +77,7 @@ def _led(found: Mapping[str, Sequence[Finding]]) -> str:
 def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   """Returns the cell of a finding."""
   if kind == 'blind':
-    return f'pictures fail even undefended (0 of {facts["n"]})'
+    return f'reconstructions fail even undefended (0 of {facts["n"]})'
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
     return f'none hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}'

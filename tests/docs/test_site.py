@@ -354,7 +354,7 @@ def test_answers_are_those_of_the_leaderboard(extensions):
       elif kind == 'everyone':
         assert f'{facts["n"]} of {facts["n"]} named among {facts["candidates"]} others' in line
       elif kind == 'blind_honest':
-        assert f'pictures fail even undefended (0 of {facts["n"]})' in line
+        assert f'reconstructions fail even undefended (0 of {facts["n"]})' in line
   assert 'Nothing here hides whose sample' in led and 'on none of the 2 tasks' in led
 
 
