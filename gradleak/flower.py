@@ -26,6 +26,7 @@ from gradleak.studies.captured import Captured, attack
 __all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of']
 
 _TRAIN = 'train'
+_OF_ATTACKS = {'attacks', 'labels', 'restarts', 'steps', 'controls', 'workdir', 'progress'}  # of `gradleak.attack`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,12 +160,12 @@ def audit(
       local_epochs, local_batch_size and others; share is 'delta'.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text. It is simulated, and attackers who
       know it run.
-    **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, restarts, steps, controls,
-      workdir, progress.
+    **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, labels, restarts, steps,
+      controls, workdir, progress.
 
   Raises:
     UsageError: for a client that returns an error, other arrays than it was sent, or another number of samples; for a
-      model that does not come from PyTorch; and as `gradleak.attack` does.
+      model that does not come from PyTorch; for a setting of another name; and as `gradleak.attack` does.
   """
   check_model(model)
   if model.layout is None:
@@ -182,6 +183,8 @@ def audit(
     exchanges.append(_called(app, sent, config, run_config, len(samples)))
     return update_of(exchanges[-1], model)
 
+  for name in given:  # without a key nothing else reads them
+    errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   found = compare(fit, model, variables, samples, targets, settings, classes, defense)
   explained = next((one.changes for one in found.explanations if one.changes), {})

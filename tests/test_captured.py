@@ -383,7 +383,7 @@ def test_the_page_escapes_and_claims_nothing(stored, tmp_path):
   assert 'recovered' not in page.lower().replace('--recovered', '') and 'nothing on this page says' in page
   assert (tmp_path / 'reconstructions.png').read_bytes().startswith(b'\x89PNG')
   table = report.captured_table(changed)
-  assert script in table and '2 of 2' in table
+  assert script in table and '2 of 2' in table and 'knows the defense' in table
 
 
 def test_the_page_without_controls(stored):
@@ -590,7 +590,8 @@ def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
   audited = gl.audit(jax.random.key(1), dense.stand_in(1), [None], [gl.attacks.fidel()], 1, controls=4, progress='none')
   assert set(found.rows[0]) == set(audited.rows[0])
   table, page = report.captured_table(found), report.render_captured(found)
-  assert 'exact' in table and 'Judged by the private samples' in page and 'nothing on this page says' not in page
+  assert 'exact' in table and 'knows the defense' not in table
+  assert 'Judged by the private samples' in page and 'nothing on this page says' not in page
   again = dense.attack(dense.update(), truth=(dense.samples[:1], dense.targets[:1]), **options)
   assert again.rows == found.rows
   with pytest.raises(gl.UsageError, match=r'belongs to other settings: .*truth was True, now False'):

@@ -463,6 +463,7 @@ def test_the_page_shows_cells_bars_and_records(scenario, tmp_path):
   page = (tmp_path / 'report.html').read_text('utf-8')
   assert 'class="piece right"' in page and 'without an upload' in page and 'How much of one record' in page
   assert 'All cells of a private row are exact' in page and not said_of_images(page)
+  assert 'class="scroll plot read"' in page  # a narrow screen keeps the letters of the first picture
   assert (tmp_path / 'slide.png').stat().st_size > 1000 and not (tmp_path / 'grid.png').exists()
   told = gl.report.terminal_table(found)
   assert 'cells right' in told and 'PSNR' not in told and 'Images' not in told and 'control 0.00' in told

@@ -161,7 +161,8 @@ def board() -> tuple[tuple[frozenset[str], Seen], ...]:
 def _sides(entries: Any) -> Iterator[tuple[frozenset[str], Seen]]:
   for entry in entries:
     task, cost = entry['task'], entry['cost']
-    where = f'{task["dataset"]}, `{task["model"]}`' + f', {task["batch_size"]} per upload' * (task['batch_size'] > 1)
+    model = task['model'].partition('+')[0]  # how it takes pixels is said on the leaderboard
+    where = f'{task["dataset"]}, `{model}`' + f', {task["batch_size"]} per upload' * (task['batch_size'] > 1)
     names = frozenset(one.name for one in grammar.parse_chain(entry['text'], 'defense'))
     for side, words in leaderboard.SIDES.items():
       if entry[side] is not None:

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import methods
@@ -10,8 +10,9 @@ from sphinx.application import Sphinx
 
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
-from gradleak.report.formatting import listed, together
-from gradleak.report.words import about
+from gradleak.report.formatting import listed, percent_range, together
+from gradleak.report.shares import shares_picture
+from gradleak.report.words import Finding, about, said
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.entry import number_of
 
@@ -19,56 +20,88 @@ DOCS = pathlib.Path(__file__).parents[1]
 ENTRIES = DOCS.parent / 'results' / 'leaderboard'
 
 
-def tasks(entries: Mapping[str, Mapping[str, Any]]) -> str:
-  """Returns what to deploy on each task, in Markdown: a heading for each, and a line for each finding."""
+ATTACKERS = {
+  'honest': 'a curious server',
+  'malicious': 'a malicious server',
+  'list': 'a server with a list of suspects',
+}
+_ANSWERS = ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind')  # findings of `deploy.advice`
+
+
+def tasks(entries: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> str:
+  """Returns in Markdown what else is known of each task, below a figure of leak and cost, written to a folder."""
   parts = []
-  for of in sorted(_newest(entries), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
-    parts.append(f'### {of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}')
+  for place, of in enumerate(_newest(entries)):
+    parts.append(f'### {_title(of)}')
+    drawn = shares_picture(of)
+    if drawn is not None:
+      (folder / f'shares-{place}.png').write_bytes(drawn)
+      parts.append(f'![{said("leaderboard.shares")}](_deploy/shares-{place}.png)')
     with about(of[0]['task']['more']):
-      parts.append('\n'.join(f'- {finding}' for finding in deploy.advice(of)))
-  return '\n\n'.join(parts) + '\n'
+      parts.append('\n'.join(f'- {one}' for one in deploy.advice(of) if _kind(one)[0] not in _ANSWERS))
+  return '\n\n'.join(filter(None, parts)) + '\n'
 
 
 def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
-  """Returns the defense that shows least, by task and attacker, as a table in Markdown."""
-  attackers = {
-    'honest': 'a curious server',
-    'malicious': 'a malicious server',
-    'list': 'a server with a list of suspects',
-  }
-  lines = []
-  for of in sorted(_newest(entries), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model'])):
-    told = dict.fromkeys(attackers, '')
+  """Returns the defense that shows least, by task and attacker: sentences, and a table in Markdown."""
+  lines, found = [], dict[str, list[Finding]]()
+  for of in _newest(entries):
+    told = dict.fromkeys(ATTACKERS, '')
     for finding in deploy.advice(of):
-      kind, _, side = finding.name.removeprefix('deploy.').partition('_')
-      if kind in ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind'):
-        told[side or 'list'] = _answer(kind, finding.facts)
-    lines.append((f'{of[0]["task"]["model"]} on {of[0]["task"]["dataset"]}', *told.values()))
-  return methods._grid(('task', *attackers.values()), lines) + '\n'
+      kind, side = _kind(finding)
+      if kind in _ANSWERS:
+        told[side] = _answer(kind, finding.facts)
+        found.setdefault(side, []).append(finding)
+    lines.append((_title(of), *told.values()))
+  return f'{_led(found)}\n\n{methods._grid(("task", *ATTACKERS.values()), lines)}\n'
+
+
+def _kind(finding: Finding) -> tuple[str, str]:
+  """Returns (what a finding says, of which of `ATTACKERS`)."""
+  kind, _, side = finding.name.removeprefix('deploy.').partition('_')
+  return kind, side or 'list'
+
+
+def _led(found: Mapping[str, Sequence[Finding]]) -> str:
+  """Returns the answer for a curious server, and for one with a list of suspects, over all tasks."""
+  seen = [finding for finding in found['honest'] if 'best' in finding.facts]
+  best = listed(f'`{one}`' for one in dict.fromkeys(finding.facts['best'] for finding in seen))
+  hidden = [finding for finding in seen if _kind(finding)[0] == 'hidden']
+  told = f'**Against a curious server {best} show{"" if " and " in best else "s"} least, by the task.** '
+  told += f'By the upper end of the interval, at most {100 * deploy.HIDDEN:.0f} % of the samples are shown on '
+  told += f'{len(hidden) or "none"} of the {len(seen)} tasks where undefended samples are recovered. '
+  if all(_kind(finding)[0] == 'everyone' for finding in found['list']):
+    told += 'Nothing here hides whose sample an upload is from. '
+  return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
 
 
 def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   """Returns the cell of a finding."""
   if kind == 'blind':
-    return 'reconstructions fail even undefended'
-  if kind == 'everyone':
-    return f'none hides it: {facts["n"]} of {facts["n"]} named'
-  if kind == 'listed':
-    return f'**`{facts["best"]}`**, {facts["identified"]} of {facts["n"]} named'
-  shown = f'`{facts["best"]}`, {facts["count"]} of {facts["n"]} shown'
+    return f'reconstructions fail even undefended (0 of {facts["n"]})'
+  if kind in ('everyone', 'listed'):
+    named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
+    return f'none hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}'
+  shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])})'
   return {'hidden': f'**deploy** {shown}', 'undecided': f'{shown}; more uploads would decide'}.get(
-    kind, f'none hides them; least: {shown}'
+    kind, f'none hides them; least {shown}'
   )
 
 
+def _title(of: Sequence[Mapping[str, Any]]) -> str:
+  """Returns what people call a task; how its model takes pixels is said on the leaderboard."""
+  return f'{of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]}'
+
+
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-  """Returns the entries of each task, of the newest version of AutoLeak that met the model on the dataset."""
+  """Returns the entries of each task, by dataset, of the newest version of AutoLeak that met the model on the dataset."""
   task = {name: (entry['task']['dataset'], entry['task']['model']) for name, entry in entries.items()}
   newest: dict[tuple[str, str], int] = {}
   for name, entry in entries.items():
     newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
   kept = [entry for name, entry in entries.items() if number_of(entry) == newest[task[name]]]
-  return list(together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept).values())
+  grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept)
+  return sorted(grouped.values(), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model']))
 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -84,10 +117,16 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'**{_share(outpost)} to {_share(noisy)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
     f'under OUTPOST and Gaussian noise, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
-    f'{listed([f"`{text}`" for text in sorted(faces)])}.',
+    f'{listed(_strengths(sorted(faces)))}.',
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
     f'an upload names each among {seen["candidates"]} others, under each of {len(named)} defenses.',
   ]
+
+
+def _strengths(texts: Sequence[str]) -> list[str]:
+  """Returns defenses in Markdown, those of one name together."""
+  grouped = together((text.partition('(')[0], text) for text in texts)
+  return [f'`{of[0]}`' if len(of) == 1 else f'`{name}` at {len(of)} strengths' for name, of in grouped.items()]
 
 
 def _shown(entry: Mapping[str, Any]) -> float:
@@ -111,7 +150,7 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
 def _tasks() -> None:
   folder = made_folder(DOCS / '_deploy')
   entries = leaderboard.read(ENTRIES)
-  (folder / 'tasks.md').write_text(tasks(entries), 'utf-8')
+  (folder / 'tasks.md').write_text(tasks(entries, folder), 'utf-8')
   (folder / 'answers.md').write_text(answers(entries), 'utf-8')
   (folder / 'findings.md').write_text('\n'.join(f'- {one}' for one in findings(entries)) + '\n', 'utf-8')
 

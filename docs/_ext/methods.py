@@ -33,7 +33,14 @@ SYMBOLS = (
 )
 # Setting -> the function and its parameter that it is handed to under another name.
 ALIASES = {'steps': (gradient_matching, 'num_steps'), 'optimizer': (first_order, 'name')}
+ABOUT = {
+  'Attacks': 'reconstruct private samples from what a client sends',
+  'Malicious servers': 'change the model that a client is sent, and read what comes back',
+  'Defenses': 'change what a client trains on or sends; each is an `optax` transformation',
+  'Models': 'are audited: networks of the library, as pure functions',
+}
 FEW, MOST = 4, 3  # attacks that a cell names, lines of a table that are not folded away
+SETTINGS, LONG = 6, 32  # of them that are not folded away, characters of a defense's text that stand in a line
 MODELS = {**gl.models.REGISTRY, **WRAPPERS}
 
 
@@ -89,14 +96,16 @@ def described(name: str) -> list[str]:
 
 
 def family(name: str, members: Mapping[str, Callable]) -> str:
-  """Returns the page of models that are in one file."""
-  parts = [f'# {name}']
+  """Returns the page of models that are in one file; settings that several of them have stand there once."""
+  parts, shown = [f'# {name}'], dict[tuple[str, ...], str]()
   if name not in WRAPPERS:
     parts += _description(inspect.getmodule(next(iter(members.values()))), name)
   for member, factory in members.items():
     own = [f'## {member}'] if list(members) != [name] else []
     parts += own + _description(factory, member, name) + [_formula(one) for one in docstrings.formulas(factory)]
-    parts += _settings(factory, *_alike(member, members), level=3 if own else 2)
+    settings = tuple(_settings(factory, *_alike(member, members), level=3 if own else 2))
+    parts += [f'Settings as those of `{shown[settings]}`.'] if settings in shown else settings
+    shown.setdefault(settings, member)
     text = f'lenet+{member}' if member in WRAPPERS else member
     parts.append(_python(f"model = gl.models.create('{text}', 10)"))
   return '\n\n'.join(parts) + '\n'
@@ -119,7 +128,13 @@ def index() -> str:
     SYMBOLS,
   ]
   names = [_file(kind) for kind in (*KINDS, 'Models')]
-  return '\n\n'.join([*parts, '```{toctree}\n:maxdepth: 2\n\n' + '\n'.join(names) + '\n```']) + '\n'
+  counts = (*map(len, KINDS.values()), len(MODELS))
+  rows = [
+    (f'[{kind}]({name}.md)', count, ABOUT[kind])
+    for kind, name, count in zip((*KINDS, 'Models'), names, counts, strict=True)
+  ]
+  parts.append(_grid(('kind', 'how many', 'what they do'), rows))
+  return '\n\n'.join([*parts, '```{toctree}\n:hidden:\n:maxdepth: 2\n\n' + '\n'.join(names) + '\n```']) + '\n'
 
 
 def groups() -> dict[str, str]:
@@ -186,7 +201,7 @@ def _settings(factory: Callable, *documented: Callable, level: int = 2) -> list[
   rows = {one.name: (f'`{one.name}`', _type(one), _default(one), _meaning(one.name, sources)) for one in settings}
   own = [row for name, row in rows.items() if name in written]
   shared = [row for name, row in rows.items() if name not in written]
-  parts = [f'{"#" * level} Settings', _grid(heading, own) if own else 'It has none.']
+  parts = [f'{"#" * level} Settings', *(_long(heading, own, SETTINGS) if own else ['It has none.'])]
   if shared:
     parts.append(_folded('Settings of all matching attacks', _grid(heading, shared)))
   return parts
@@ -222,10 +237,11 @@ def _default(parameter: inspect.Parameter) -> str:
   return 'required' if parameter.default is parameter.empty else docstrings.markdown(f'`{parameter.default!r}`')
 
 
-def _long(heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-  """Returns a table, the lines beyond the first `MOST` folded away."""
-  more = rows[MOST:]
-  return [_grid(heading, rows[:MOST]), *([_folded(f'{len(more)} more', _grid(heading, more))] if more else [])]
+def _long(heading: Sequence[str], rows: Sequence[Sequence[Any]], most: int = MOST) -> list[str]:
+  """Returns a table, the lines beyond the first ones folded away; a single one is not."""
+  most = len(rows) if len(rows) == most + 1 else most
+  more = rows[most:]
+  return [_grid(heading, rows[:most]), *([_folded(f'{len(more)} more', _grid(heading, more))] if more else [])]
 
 
 def _folded(title: str, text: str) -> str:
@@ -286,7 +302,7 @@ def _known(name: str) -> list[str]:
   for (adaptive, words), attacks in merged.items():
     listed = ', '.join(f'[`{attack}`]({attack}.md)' for attack in attacks)
     many = len(attacks) > FEW
-    rows.append((f'`{adaptive}`', docstrings.markdown(words), f'{len(attacks)} attacks' if many else listed))
+    rows.append((f'`{adaptive}`', docstrings.markdown(words), len(attacks) if many else listed))
     which += [f'- `{adaptive}`: {listed}'] * many
   parts = ['## Attackers who know it']
   if not rows:
@@ -324,7 +340,15 @@ def _costs(name: str) -> list[str]:
   if not found:
     return []
   rows = [
-    (_linked(one.table), one.column, f'`{one.defense}`', one.accuracy, one.undefended, one.against_none, one.overhead)
+    (
+      _linked(one.table),
+      one.column,
+      f'`{_shortened(one.defense)}`',
+      one.accuracy,
+      one.undefended,
+      one.against_none,
+      one.overhead,
+    )
     for one in found
   ]
   what = (
@@ -333,6 +357,11 @@ def _costs(name: str) -> list[str]:
   )
   heads = ('table', 'of', 'defense', 'accuracy %', 'undefended', 'against none', 'round, % over none')
   return ['## Cost', what, *_long(heads, rows)]
+
+
+def _shortened(text: str) -> str:
+  """Returns a defense without settings where they are many: the page of the table has them."""
+  return text if len(text) <= LONG else re.sub(r'\([^()]*\)', '(…)', text)
 
 
 def _adaptive_attacks_of(name: str) -> list[str]:

@@ -20,6 +20,8 @@ from gradleak.models import Model
 
 AGREES = 1e-3  # relative difference of two updates up to which they are of the same training
 REPEATS = 1e-6  # and of two calls of a client that draws nothing
+_ROUNDING, _TRIED = 1e-6, 4  # relative change of pixels that stands for rounding, and how often it is drawn
+_SPREAD, _MOST = 3.0, 0.1  # times what they do to a tensor, and relative difference: what rounding explains at most
 _WHITE = 3.0  # ratio of the largest to the least deviation of noise that is the same in all parts of all tensors
 _FEW = 64  # entries of a part whose deviation says nothing
 _FLIPS = 6  # fair coins that a client tosses before it counts as one that draws nothing
@@ -111,13 +113,15 @@ def compare(
   if defense is not None and defense.stages:
     return _defended(simulate, settings, defense, pair, (samples, targets), repeat, noise)
   difference = _apart(pair[0], simulate(settings, samples, targets))
+  rounded = _rounded(functools.partial(simulate, settings), pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
   drawn = _said(draws, noise, repeat)
   # Two draws of the same noise differ by √2 times what one differs from its mean by.
   expected = (1 + _LOUD) * repeat / np.sqrt(2) if draws == 'noise' else AGREES
-  if difference <= expected:
+  if difference <= expected or rounded:
     words = f'The simulated client agrees: its update differs from that of the client by {difference:.1e} of the norm'
-    return made(True, (), (f'{words}, which the noise explains.' if draws == 'noise' else f'{words}.', *drawn))
+    why = ', which the noise explains' if draws == 'noise' else ', which rounding explains' if rounded else ''
+    return made(True, (), (f'{words}{why}.', *drawn))
   if draws in ('samples', 'noise'):
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
@@ -126,7 +130,8 @@ def compare(
   if draws == 'order':  # which one sample does not show
     judged = samples[:1], targets[:1]
     target = fit(*judged)
-    if _apart(target, simulate(settings, *judged)) <= AGREES:
+    apart = _apart(target, simulate(settings, *judged))
+    if apart <= AGREES or _rounded(functools.partial(simulate, settings), target, *judged):
       words = f'On one sample the simulated client agrees; on all, they differ by {difference:.1e} of the norm.'
       return made(True, (), (words, *drawn))
   found = _explained(functools.partial(_quick, model, variables, num_classes), settings, model, target, *judged)
@@ -234,7 +239,7 @@ def _explained(
     for words, changes, changed in kind:
       with contextlib.suppress(errors.UsageError):  # a change that does not go with the other settings
         given = dataclasses.replace(settings, **changes)
-        one = _fitting(functools.partial(simulate, samples=changed(samples), targets=targets), given, target)
+        one = _fitting(simulate, given, target, changed(samples), targets)
         if one is not None:
           rate, apart = one
           if rate != settings.rate or not words:
@@ -242,15 +247,20 @@ def _explained(
             words = ' and '.join(filter(None, [words, f'learning_rate={rate:g}']))
           found.append(Explanation(words, apart, changes))
     if found:
-      return sorted(found, key=lambda one: one.difference)
+      return sorted(found, key=lambda one: float(f'{one.difference:.1g}'))  # of equal ones, the likeliest first
   return []
 
 
-def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tree) -> tuple[float, float] | None:
+def _fitting(
+  simulate: Callable[..., Tree], settings: ClientSettings, target: Tree, samples: np.ndarray, targets: Any
+) -> tuple[float, float] | None:
   """Returns (learning rate, difference) at which the simulated update is the target; None if it is at no rate."""
 
+  def at(rate: float) -> Callable[..., Tree]:
+    return functools.partial(simulate, dataclasses.replace(settings, learning_rate=rate))
+
   def apart(rate: float) -> tuple[float, float]:
-    mine = simulate(dataclasses.replace(settings, learning_rate=rate))
+    mine = at(rate)(samples, targets)
     return _apart(target, mine), _norm(target) / max(_norm(mine), 1e-30)
 
   rate = settings.rate
@@ -259,14 +269,31 @@ def _fitting(simulate: Callable[..., Tree], settings: ClientSettings, target: Tr
   least = np.inf
   for _ in range(_REFINED):
     found, factor = apart(rate)
-    if found >= least:
-      return None
-    least = found
-    if found <= AGREES:
+    if found <= AGREES or _rounded(at(rate), target, samples, targets):
       short = float(f'{rate:.2g}')  # what people type
       return min((apart(one)[0], one) for one in {short, rate})[::-1]
-    rate = float(f'{rate * factor:.4g}')
+    if found >= least:
+      return None
+    least, rate = found, float(f'{rate * factor:.4g}')
   return None
+
+
+def _rounded(simulate: Callable[..., Tree], target: Tree, samples: np.ndarray, targets: Any) -> bool:
+  """Returns whether rounding explains, tensor by tensor, how a simulated update differs from the target.
+
+  Adam takes steps of one size, also along entries whose gradient is nothing but rounding, such as those of a bias in
+  front of BatchNorm. So what changes of the pixels by rounding do to a simulated tensor is taken for the tolerance.
+  """
+  exact = simulate(samples, targets)
+  if not AGREES < _apart(target, exact) <= _MOST:
+    return False
+  noise = np.random.default_rng(0).standard_normal((_TRIED, *samples.shape))
+  moved = [simulate((samples * (1 + _ROUNDING * one)).astype(samples.dtype), targets) for one in noise]
+  strict = AGREES * _norm(target)
+  return all(
+    _distance(mine, theirs) <= max(strict, _SPREAD * max(_distance(mine, one) for one in others))
+    for mine, theirs, *others in zip(*map(jax.tree.leaves, (exact, target, *moved)), strict=True)
+  )
 
 
 def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[tuple]]:
@@ -285,16 +312,17 @@ def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[
   yield fields(batch_norm=('train', 'eval'))
   yield [*fields(local_epochs=(1, 2, 3, 4, 5, 10)), *fields(local_batch_size=(None, *_sizes(count)))]
   yield [*fields(momentum=(0.0, 0.5, 0.9, 0.99)), *fields(weight_decay=(0.0, 1e-4, 5e-4, 1e-3, 1e-2))]
-  yield [
+  optimizers = [
     *((f'optimizer={one!r}', {'optimizer': one, 'momentum': 0.0}, same) for one in ('sgd', 'adam', 'rmsprop')),
     ("optimizer='adamw'", {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01}, same),  # PyTorch's default
   ]
+  yield optimizers
   yield [*fields(last_batch=('kept', 'dropped')), *fields(accumulate=(1, 2, 4, 8))]
   yield [*fields(proximal=(0.0, 1e-3, 1e-2, 0.1, 1.0)), *fields(loss=('cross_entropy', 'cross_entropy(smoothing=0.1)'))]
   yield [
     (f'local_epochs={epochs} and {words}', {'local_epochs': epochs, **changes}, same)
     for epochs, (words, changes, _) in itertools.product(
-      (1, 2, 3, 5), [*fields(local_batch_size=(None, *_sizes(count))), *fields(momentum=(0.0, 0.9))]
+      (1, 2, 3, 5), [*fields(local_batch_size=(None, *_sizes(count))), *fields(momentum=(0.0, 0.9)), *optimizers[1:2]]
     )
     if epochs != settings.local_epochs
   ]
@@ -369,7 +397,8 @@ def _said(draws: str, noise: float, repeat: float) -> list[str]:
     return []
   what = {
     'order': "On one sample they do not: the client takes its samples in a new order (sample_order='shuffled').",
-    'samples': 'On one sample they do, too: the client augments its samples, or has dropout.',
+    'samples': 'On one sample they do, too: the client augments its samples, or has dropout. Switch both off in the '
+    'client to have the rest compared.',
     'noise': f'The difference has the same deviation in all tensors: noise of {noise:.3g} in every entry. Name what '
     'adds it by defense=…, such as local_dp, client_dp, gaussian or dpsgd.',
   }[draws]

@@ -106,10 +106,11 @@ class Terms(NamedTuple):
 
 
 class Picture(NamedTuple):
-  """A PNG with what it shows in words."""
+  """A PNG with what it shows in words; one that is read keeps its letters on a narrow screen, where it scrolls."""
 
   png: bytes
   alt: str
+  read: bool = False
 
 
 class Details(NamedTuple):

@@ -113,9 +113,10 @@ def _closer(one: Inversion) -> str:
 def captured_table(result: Captured) -> str:
   """Returns the figures of all attackers as a text for a terminal, then what they read, and the warnings."""
   _check(result)
+  told = any(one.adaptive for one in result.inversions)
   neutral = said('captured.neutral_head')
-  head = ['attack', 'knows the defense', 'objective', 'distance', 'mismatch', 'on noise', neutral, 'closer than']
-  head += ['like control', *(['verdict', 'score'] if result.rows else [])]
+  head = ['attack', *(['knows the defense'] if told else []), 'objective', 'distance', 'mismatch', 'on noise', neutral]
+  head += ['closer than', 'like control', *(['verdict', 'score'] if result.rows else [])]
   judged = {(row['attack'], row['adaptive']): row for row in result.rows}
   lines = []
   for one in result.inversions:
@@ -123,7 +124,7 @@ def captured_table(result: Captured) -> str:
     lines.append(
       [
         one.attack,
-        one.adaptive or 'no',
+        *([one.adaptive or 'no'] if told else []),
         significant(one.objective, 3),
         significant(one.distance, 3),
         'diverged' if one.diverged else significant(one.mismatch, 3),

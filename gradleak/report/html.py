@@ -177,7 +177,7 @@ def _picture(picture: Picture) -> str:
   alt = markup.escape(picture.alt)
   shape = f'width="{round(figures.width(picture.png) * SCREEN)}" alt="{alt}"'
   return (
-    f'<div class="scroll plot" role="region" aria-label="{alt}" tabindex="0">'
+    f'<div class="scroll plot{" read" if picture.read else ""}" role="region" aria-label="{alt}" tabindex="0">'
     f'<img src="{shown.embedded(picture.png)}" {shape}></div>'
   )
 

@@ -269,9 +269,9 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
   with figures.figure(width, height) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
     for c, name in enumerate(['private', *(one.defense for one in found)]):
-      for i, line in enumerate(reversed(wrap(name, max(8, int(across / 0.098)))[:3])):
+      for i, line in enumerate(reversed(wrap(name, max(8, int(across / 0.088)))[:4])):
         axes.text(
-          left + (c + 0.5) * across, top - 0.2 - 0.19 * i, line, ha='center', va='center', fontsize=10, weight='bold'
+          left + (c + 0.5) * across, top - 0.2 - 0.18 * i, line, ha='center', va='center', fontsize=9, weight='bold'
         )
     for r, i in enumerate(order):
       middle = top + (r + 0.5) * down
@@ -316,18 +316,16 @@ def _running(
 ) -> bytes:
   """Returns a PNG with a line of running text for each defense, below the private one."""
   width, height = size
-  lines = [('private', '', truth), *((one.defense, f'{worst[one.defense]["recovered"]} of {worst[one.defense]["n"]}',
-                                      one.pieces[0][0]) for one in found)]  # fmt: skip
-  left, down = 2.6, (height - 0.8) / len(lines)
+  lines = [('private', '', truth), *((one.defense, f'recovered {worst[one.defense]["recovered"]} of '
+                                      f'{worst[one.defense]["n"]}', one.pieces[0][0]) for one in found)]  # fmt: skip
+  left, down = 0.4, (height - 0.5) / len(lines)
   with figures.figure(width, height) as (figure, png):
     axes = figure.add_axes((0, 0, 1, 1))
     for r, (name, count, pieces) in enumerate(lines):
-      top = 0.5 + r * down
-      for i, line in enumerate([*wrap(name, 28)[:2], *([f'recovered {count}'] if count else [])]):
-        axes.text(
-          left - 0.2, top + 0.17 * i, line, ha='right', va='center', fontsize=10, weight='bold' if not i else None
-        )
-      _flow(axes, pieces, left, top, width - 0.3, down)
+      top = 0.35 + r * down
+      axes.text(left, top, name, va='center', fontsize=10.5, weight='bold')
+      axes.text(left + 0.3 + 0.105 * len(name), top, count, va='center', fontsize=10.5, color=SOFT)
+      _flow(axes, pieces, left, top + 0.22, width - left, down - 0.22)
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
     return png()
@@ -335,7 +333,7 @@ def _running(
 
 def _flow(axes: Any, pieces: Sequence[Piece], left: float, top: float, end: float, down: float) -> None:
   """Writes pieces one after the other, in as many lines as fit."""
-  x, y, each = left, top, 0.087
+  x, y, each = left, top, 0.101
   for piece in pieces:
     wide = each * (len(piece.text) + 1)
     if x + wide > end:
@@ -345,7 +343,7 @@ def _flow(axes: Any, pieces: Sequence[Piece], left: float, top: float, end: floa
     style: dict[str, Any] = (
       {} if piece.right is None else {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
     )
-    axes.text(x, y, piece.text, va='center', fontsize=9.5, family='DejaVu Sans Mono', **style)
+    axes.text(x, y, piece.text, va='center', fontsize=11, family='DejaVu Sans Mono', **style)
     x += wide
 
 

@@ -55,7 +55,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
     f'{model or "A model"} on {data or "private data"}',
     [
       blocks.Text(headline.sentence(worst, config), 'meaning'),
-      blocks.Picture(picture or slide(result), said('audit.slide')),
+      blocks.Picture(picture or slide(result), said('audit.slide'), kind.marked is not None),
       headline.verdict_table(lines),
       blocks.Text(text(said('audit.verdicts', size=size, exact=exact), READING, said('audit.others')), 'note'),
     ],

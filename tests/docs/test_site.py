@@ -130,6 +130,29 @@ def test_a_family_of_models_shows_each_of_its_members(extensions):
       assert all(f'| `{setting}` |' in text for setting in named.setting_names(factory))
 
 
+def test_settings_stand_once_and_long_tables_are_folded(extensions):
+  methods = extensions('methods')
+  text = methods.family('resnet', methods.families()['resnet'])
+  assert 'Settings as those of `resnet18`.' in text and text.count('| `stem` |') == 1
+  assert text.count('Settings as those of') + text.count('### Settings') == len(methods.families()['resnet'])
+  shown = methods.page('concealment')
+  table, _, folded = shown.partition('## Settings')[2].partition(':::{dropdown}')
+  assert len(re.findall(r'^\| `', table, re.M)) == methods.SETTINGS and '| `projection` |' in folded
+  assert (
+    methods._shortened('clip(norm=1)+a(' + 'b=1,' * 9 + ')') == 'clip(…)+a(…)'
+    and methods._shortened('a(b=1)') == 'a(b=1)'
+  )
+  heads, rows = ('a', 'b'), [(number, 'x') for number in range(6)]
+  assert len(methods._long(heads, rows[:4])) == 1  # one line is not folded
+  assert methods._long(heads, rows)[1].count('\n| ') == 5  # with its heading and rule
+
+
+def test_the_index_of_methods_counts_each_kind(extensions):
+  methods = extensions('methods')
+  counts = dict(re.findall(r'^\| \[(.+?)\]\(\w+\.md\) \| (\d+) \|', methods.index(), re.M))
+  assert counts == {kind: str(len(found)) for kind, found in {**methods.KINDS, 'Models': methods.MODELS}.items()}
+
+
 def test_api_has_every_public_name_once(extensions):
   api, links = extensions('api'), extensions('methods').links()
   shown = [
@@ -320,4 +343,34 @@ def test_answers_are_those_of_the_leaderboard(extensions):
     finding.facts['best'] for of in board._newest(entries) for finding in deploy.advice(of) if 'best' in finding.facts
   }
   named = set(re.findall(r'`([^`]+)`', text))
-  assert named <= best and text.count('\n| ') == len(board._newest(entries)) + 1
+  assert named <= best and text.count('\n| ') == len(board._newest(entries)) + 2
+  led, table = text.split('\n\n', 1)
+  for line, of in zip(table.split('\n')[2:], board._newest(entries), strict=False):
+    told = {finding.name.removeprefix('deploy.'): finding.facts for finding in deploy.advice(of)}
+    assert line.startswith(f'| {of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]} |')
+    for kind, facts in told.items():
+      if kind.endswith('_honest') and 'best' in facts:
+        assert f'`{facts["best"]}` ' in led and f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
+      elif kind == 'everyone':
+        assert f'{facts["n"]} of {facts["n"]} named among {facts["candidates"]} others' in line
+      elif kind == 'blind_honest':
+        assert f'reconstructions fail even undefended (0 of {facts["n"]})' in line
+  assert 'Nothing here hides whose sample' in led and 'on none of the 2 tasks' in led
+
+
+def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
+  from gradleak.studies.autoleak import leaderboard
+
+  board = extensions('leaderboard')
+  entries = leaderboard.read(ROOT / 'results' / 'leaderboard')
+  text = board.tasks(entries, tmp_path)
+  tasks = board._newest(entries)
+  assert text.count('### ') == len(tasks) and 'shows least' not in text and 'not counted here' in text
+  pictures = re.findall(r'\(_deploy/(shares-\d\.png)\)', text)
+  assert len(pictures) == len(tasks) == len(set(pictures))
+  assert all((tmp_path / one).read_bytes().startswith(b'\x89PNG') for one in pictures)
+
+
+def test_defenses_of_one_name_stand_together_in_the_findings(extensions):
+  texts = ['a(x=1)', 'b(y=1)', 'b(y=2)', 'c']
+  assert extensions('leaderboard')._strengths(texts) == ['`a(x=1)`', '`b` at 2 strengths', '`c`']

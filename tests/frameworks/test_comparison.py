@@ -1,6 +1,8 @@
 """Black-box clients whose one setting is another: the comparison names the setting."""
 
 import dataclasses
+import functools
+import itertools
 
 import jax
 import numpy as np
@@ -161,3 +163,54 @@ def test_a_named_defense_is_simulated_and_a_wrong_strength_is_found(check):
     assert not wrong.agrees and 'do not agree' in wrong.words[0]
   plain = check(defense=defenses.prune(rate=0.5))
   assert not plain.agrees and 'differs' in plain.words[0]
+
+
+@pytest.fixture(scope='module')
+def normed(variables):
+  """Returns a network with a bias in front of a mean that takes it away, and its variables."""
+  plain = models.create('mlp(widths=16)', 4)
+
+  def apply(params, images):
+    shifted = images + params['bias'][None, None, None]
+    return plain.apply({'params': params['net']}, shifted - shifted.mean((1, 2), keepdims=True))[0]
+
+  model = models.from_functions(
+    lambda key, shape: {'net': plain.init(key, shape)['params'], 'bias': np.zeros(3)}, apply
+  )
+  return model, {'params': {'net': variables['params'], 'bias': np.zeros(3, np.float32)}}
+
+
+ADAM = ClientSettings(share='delta', learning_rate=0.001, optimizer='adam')
+
+
+def along_rounding(normed, believed, settings=ADAM, shuffles=False):
+  """Compares a client whose steps along the bias have signs of their own, as with another order of a sum."""
+  coins = itertools.cycle((1, -1))
+
+  def fit(images, labels):
+    update = comparison._simulated(*normed, 4, settings, images, labels)
+    sign = next(coins) if shuffles and len(images) > 1 else 1
+    return {**update, 'bias': sign * np.float32([1e-3, -1e-3, 1e-3])}
+
+  return compare(fit, *normed, IMAGES, LABELS, believed, 4)
+
+
+def test_steps_along_nothing_but_rounding_are_no_difference(normed):
+  """The bias has no gradient but rounding, and Adam steps along it at full length."""
+  found = along_rounding(normed, ADAM)
+  assert found.agrees and found.difference > 10 * comparison.AGREES and 'which rounding explains' in found.words[0]
+  drawn = along_rounding(normed, dataclasses.replace(ADAM, local_batch_size=2), shuffles=True)
+  assert drawn.draws == 'order' and drawn.agrees and 'On one sample the simulated client agrees' in drawn.words[0]
+  simulate = functools.partial(comparison._simulated, *normed, 4, ADAM)
+  for factor, explained in ((1.0, True), (1.02, False)):  # a rate that is wrong by 2 % is no rounding
+    target = jax.tree.map(lambda u, factor=factor: u * np.float32(factor), found.update)
+    assert comparison._rounded(simulate, target, IMAGES, LABELS) is explained
+
+
+@pytest.mark.slow
+def test_settings_are_named_beside_steps_along_nothing_but_rounding(normed):
+  named = along_rounding(normed, ClientSettings(share='delta', learning_rate=0.001))
+  assert not named.agrees and named.explanations[0].changes['optimizer'] == 'adam'
+  sgd = dataclasses.replace(ADAM, optimizer='sgd')
+  twice = along_rounding(normed, sgd, dataclasses.replace(ADAM, local_epochs=2))
+  assert twice.explanations[0].changes == {'local_epochs': 2, 'optimizer': 'adam', 'momentum': 0.0}

@@ -175,6 +175,8 @@ def test_clients_that_are_not_understood_are_refused(network, tmp_path):
   ):
     with pytest.raises(errors.UsageError, match=match):
       flower.audit(client, IMAGES, LABELS, *network, **KNOWN)
+  with pytest.raises(errors.UsageError, match="unknown setting 'local_optimizer'"):
+    flower.audit(quickstart.app, IMAGES, LABELS, *network, local_optimizer='adam')
   built = models.create('lenet', 10)
   with pytest.raises(errors.UsageError, match='from_torch'):
     flower.audit(quickstart.app, IMAGES, LABELS, built, built.init(jax.random.key(0), (32, 32, 3)), **KNOWN)

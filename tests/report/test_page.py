@@ -410,6 +410,7 @@ def test_write_leaves_whole_files(result, source, tmp_path):
   assert (folder / 'grid.png').read_bytes() == report.grid(result)
   slide = (folder / 'slide.png').read_bytes()
   assert slide == report.slide(result)
+  assert 'plot read"' not in source
   assert base64.b64encode(slide).decode() in source  # the page's first picture is the one to be saved
   (folder / 'summary.csv').write_text('old')
   report.write(result, folder)

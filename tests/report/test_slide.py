@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from gradleak.core.errors import UsageError
-from gradleak.report import pictures, slide
+from gradleak.modalities.base import Piece
+from gradleak.report import marked, pictures, slide
 from gradleak.summary import cases
 
 
@@ -47,3 +48,18 @@ def test_columns_show_the_attackers_that_recover_most(build):
         most = max(one['recovered'] for one in known)
         row = seen[0].row
         assert next(one['recovered'] for one in known if cases.case(one) == cases.case(row)) == most
+
+
+def test_running_texts_stay_within_the_picture():
+  """Each defense has its name, its count and its text below each other, and long texts break into lines."""
+  truth = [Piece(word) for word in ['word'] * 60]
+  names = ['none', 'clip_samples(norm=1)+gaussian(stddev=0.05)', *(f'prune(rate=0.{i})' for i in range(5))]
+  seen = [marked.Seen(name, ('span', name, None), ['exact'], [[[*truth, Piece('wrong', False)]]]) for name in names]
+  worst = {name: {'recovered': 1, 'n': 2} for name in names}
+  drawn = pixels(marked._running(seen, truth, worst, (12.8, 7.2)))
+  height, width, _ = drawn.shape
+  ink = (drawn != drawn[0, 0]).any(2)
+  assert width * 9 == height * 16 and ink.any(0)[: width // 20].any()  # names stand at the left
+  assert not ink[:, -width // 60 :].any() and not ink[-height // 60 :].any()
+  lines = np.diff(ink.any(1).astype(int))
+  assert (lines == 1).sum() >= 3 * (len(names) + 1)  # a name and, of 61 words, at least two lines each
