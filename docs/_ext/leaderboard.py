@@ -94,7 +94,7 @@ def _title(of: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-  """Returns the entries of each task, by dataset, of the newest version of AutoLeak that met the model on the dataset."""
+  """Returns the entries of each task, by dataset, of the newest AutoLeak that met the model on it."""
   task = {name: (entry['task']['dataset'], entry['task']['model']) for name, entry in entries.items()}
   newest: dict[tuple[str, str], int] = {}
   for name, entry in entries.items():

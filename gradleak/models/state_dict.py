@@ -42,6 +42,11 @@ class Entry(NamedTuple):
       values = np.moveaxis(values.reshape(len(values), *sides, channels), -1, 1).reshape(len(values), -1)
     return values
 
+  @property
+  def our_shape(self) -> tuple[int, ...]:
+    """The shape of the variable."""
+    return self.shape[::-1] if self.dense else self.shape
+
 
 class Layout(NamedTuple):
   """The `state_dict` of a network.

@@ -33,8 +33,6 @@ from gradleak.studies.captured import truth
 
 SHOWN_CONTROLS = 3  # control runs whose pictures are kept
 MOVED = 1e-2  # fraction of its start that an objective has to fall by
-# Why an attack shows nothing: its objective stayed where it started, or a neutral sample matches as well.
-REASONS = ('unmoved', 'grey')
 
 Part = tuple[list[dict], dict[str, np.ndarray]]  # scalars and arrays of each `Inversion`, as they are stored
 
@@ -97,7 +95,7 @@ class Inversion:
 
   @property
   def inconclusive(self) -> str:
-    """Why the attack shows neither a leak nor protection, a name of `REASONS`; '' where it may show something."""
+    """Why it shows neither a leak nor protection, 'unmoved' (its objective stayed) or 'grey' (neutral samples match); ''."""
     if self.diverged or not self.found:
       return ''  # said in words of their own
     if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):
