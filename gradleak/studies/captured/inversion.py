@@ -95,7 +95,7 @@ class Inversion:
 
   @property
   def inconclusive(self) -> str:
-    """Why it shows neither a leak nor protection, 'unmoved' (its objective stayed) or 'grey' (neutral samples match); ''."""
+    """Why it shows neither leak nor protection, 'unmoved' (the objective stayed) or 'grey' (as neutral samples); ''."""
     if self.diverged or not self.found:
       return ''  # said in words of their own
     if self.steps and not self.objective < self.objective_start - MOVED * abs(self.objective_start):
