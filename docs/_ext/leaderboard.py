@@ -70,7 +70,7 @@ def _led(found: Mapping[str, Sequence[Finding]]) -> str:
   told = f'**Against a curious server {best} show{"" if " and " in best else "s"} least, by the task.** '
   told += f'By the upper end of the interval, at most {100 * deploy.HIDDEN:.0f} % of the samples are shown on '
   told += f'{len(hidden) or "none"} of the {len(seen)} tasks where undefended samples are recovered. '
-  if all(_kind(finding)[0] == 'everyone' for finding in found['list']):
+  if {_kind(finding)[0] for finding in found.get('list', ())} == {'everyone'}:
     told += 'Nothing here hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
 

@@ -40,7 +40,7 @@ ABOUT = {
   'Models': 'are audited: networks of the library, as pure functions',
 }
 FEW, MOST = 4, 3  # attacks that a cell names, lines of a table that are not folded away
-SETTINGS, LONG = 6, 32  # of them that are not folded away, characters of a defense's text that stand in a line
+SETTINGS, LONG = 6, 48  # of them that are not folded away, characters of a defense's text that stand in a line
 MODELS = {**gl.models.REGISTRY, **WRAPPERS}
 
 

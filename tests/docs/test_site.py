@@ -358,6 +358,18 @@ def test_answers_are_those_of_the_leaderboard(extensions):
   assert 'Nothing here hides whose sample' in led and 'on none of the 2 tasks' in led
 
 
+def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
+  from gradleak.report import words
+
+  of = {'best': 'a', 'n': 99, 'count': 0, 'most': 0.04, 'range': {'success_low': 0.0, 'success_high': 0.04}}
+  hidden = words.found('deploy.hidden_honest', **of)
+  named = words.found('deploy.listed', best='a', identified=1, n=9, candidates=99)
+  led = extensions('leaderboard')._led
+  text = led({'honest': [hidden], 'list': [named]})
+  assert '`a` shows least' in text and 'on 1 of the 1 tasks' in text and 'Nothing here hides' not in text
+  assert 'Nothing here hides' not in led({'honest': [hidden]})
+
+
 def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
   from gradleak.studies.autoleak import leaderboard
 
