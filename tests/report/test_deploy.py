@@ -81,16 +81,3 @@ def test_a_list_of_candidates_needs_no_picture():
   assert names(NONE, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
   told = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
   assert told.name == 'deploy.listed' and told.facts['best'] == 'b' and 'finds 12 of 40 originals' in str(told)
-
-
-def test_the_stored_tasks_each_have_an_answer(monkeypatch):
-  import pathlib
-
-  monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / 'docs' / '_ext'))
-  import leaderboard as extension
-
-  from gradleak.studies.autoleak import leaderboard
-
-  text = extension.tasks(leaderboard.read(extension.ENTRIES))
-  sections = text.split('### ')[1:]
-  assert len(sections) >= 3 and all('curious' in one and one.count('\n- ') >= 2 for one in sections)
