@@ -11,6 +11,7 @@ import gradleak as gl
 from gradleak.data import tables
 from gradleak.modalities import TABLE, of_config, of_rows, table
 from gradleak.modalities import tables as judged
+from tests import programs
 from tests.circle import said_of_images
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -175,6 +176,16 @@ def test_a_file_is_read_with_what_is_known_of_it(tmp_path):
   (tmp_path / 'c.json').write_text('{"colums": {}}')
   with pytest.raises(gl.UsageError, match="did you mean 'columns'"):
     gl.data.load(name, schema=str(tmp_path / 'c.json'))
+
+
+def test_a_label_of_the_command_line_goes_before_that_of_the_schema(tmp_path):
+  (tmp_path / 'a.json').write_text('{"label": "ill", "sensitive": ["age"]}')
+  module, flags = programs._load('audit')
+  flags(['audit', '--label=job', f'--schema={tmp_path / "a.json"}'])
+  assert json.loads(module._GIVEN.options()['schema']) == {'label': 'job', 'sensitive': ['age']}
+  module, flags = programs._load('audit')
+  flags(['audit', f'--schema={tmp_path / "a.json"}'])
+  assert module._GIVEN.options()['schema'] == str(tmp_path / 'a.json') and 'label' not in module._GIVEN.options()
 
 
 def test_frames_and_arrays_are_taken():

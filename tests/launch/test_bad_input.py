@@ -122,6 +122,7 @@ CASES = [
   ('--restarts=-1', 'restarts is -1', 'in [1, 1000000]'),
   ('--controls=0', 'controls is 0', 'in [1, 1000000]'),
   ('--steps=-1', 'steps is -1', 'in [1, 1000000]'),
+  ('--label=job', 'a label and a schema are of a table in a file', 'is none'),
   ('--labels=guessed', "unknown labels 'guessed'", 'auto', 'known'),
   ('--labels=yin --batch_size=11', "'yin' assumes no class twice", '11 samples of 10 classes'),
   ('--seed=-1', 'seed is -1', 'in [0, 4294967295]'),
