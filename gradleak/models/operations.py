@@ -233,8 +233,9 @@ def _of_dots(equation: Any) -> float:
 
 
 def _of_convolutions(equation: Any) -> float:
-  kernel = equation.invars[1].aval
-  return 2.0 * _size(equation.outvars[0]) * kernel.size / kernel.shape[equation.params['dimension_numbers'].rhs_spec[0]]
+  kernel, params = equation.invars[1].aval, equation.params
+  features = kernel.shape[params['dimension_numbers'].rhs_spec[0]]
+  return 2.0 * _size(equation.outvars[0]) * kernel.size / features / math.prod(params['lhs_dilation'])  # zeros between
 
 
 def _of_maps(maps: int, kernel: int) -> Callable[[Any], float]:

@@ -22,20 +22,22 @@ def test_matrix_products_and_entries():
   assert batched.products == 2 * 2 * 3 * 4 * 5
 
 
+@pytest.mark.parametrize('stride', [1, 2])
 @pytest.mark.parametrize('formulation', convolution.FORMULATIONS)
-def test_formulations_of_a_convolution_count_alike(formulation):
+def test_formulations_of_a_convolution_count_alike(formulation, stride):
   """Its gradients in images and kernel are a product each, as large as its own."""
   images, kernel = jnp.ones((2, 12, 12, 16)), jnp.ones((7, 25 * 16))
   layer = convolution.FORMULATIONS[formulation]
 
   def run(images, kernel):
-    return layer(images, kernel, 5, 1, 2)
+    return layer(images, kernel, 5, stride, 2)
 
   def both(images, kernel):
     made, back = jax.vjp(run, images, kernel)
     return back(made)
 
-  product = 2 * (2 * 12 * 12 * 7) * (25 * 16)
+  side = 12 // stride
+  product = 2 * (2 * side * side * 7) * (25 * 16)
   assert of(run, images, kernel).products == product
   assert of(both, images, kernel).products == 3 * product
 
