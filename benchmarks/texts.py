@@ -1,7 +1,8 @@
 """TAG on a small decoder: ours beside the package `breaching`, on the same weights, texts, starts and number of steps.
 
 Run by `python -m benchmarks.texts`. Both move embeddings by the distance L2 + α·L1. They take turns, and what
-counts is the ratio. One text at a time is attacked by breaching, and by ours all of them together, too.
+counts is the ratio. breaching attacks one text at a time, and ours
+all of them together.
 """
 
 import contextlib

@@ -146,8 +146,7 @@ def attack(
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
     truth: (samples [N, …], targets as the loss takes them), all that are behind the update, of an auditor who owns
       them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
-    given: `CapturedSettings`; its fields may also be given one by one: num_samples, modality, restarts, steps,
-      controls.
+    given: `CapturedSettings`; its fields may also be given one by one, such as num_samples and modality.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
     **fields: of `ClientSettings` and `CapturedSettings`.
@@ -164,12 +163,11 @@ def attack(
   show = progress if progress is None or callable(progress) else reporter(progress)
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', CapturedSettings, given, client, ClientSettings(), fields)
-  modality = chosen.modality
-  shape = _shape(model, variables, sample_shape, modality)
+  shape = _shape(model, variables, sample_shape, chosen.modality)
   of_classes = as_loss(trained.loss).targets is CLASSES
   mode, known = _labels(labels, chosen.num_samples, of_classes)
-  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, modality)
-  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, modality)
+  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, chosen.modality)
+  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
   update, factor, lost = checked(update, stand_in.variables['params'])
   protected = parse(defense) if isinstance(defense, str) else as_defense(defense)
   signs = of_signs(update) or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
