@@ -114,8 +114,8 @@ def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bo
 def _adapted_layout(layout: Layout, rank: int, chosen: tuple[str, ...]) -> Layout:
   """Returns the layout with the adapters under their names in PEFT, before the weights that stay as they are.
 
-  Of a dense layer 'fc', A is 'fc.lora_A.weight' [r, in], and B 'fc.lora_B.weight' [out, r]. Other matrices have no such
-  adapters there; theirs stand as they are here.
+  A of a dense layer 'fc' is 'fc.lora_A.weight' [r, in], and B is 'fc.lora_B.weight' [out, r]. Other matrices have no
+  such adapters there; theirs stand as they are here.
   """
   adapters, others = [], []
   for entry in layout.entries:

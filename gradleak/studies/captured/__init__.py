@@ -146,8 +146,7 @@ def attack(
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
     truth: (samples [N, …], targets as the loss takes them), all that are behind the update, of an auditor who owns
       them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
-    given: `CapturedSettings`; its fields may also be given one by one, as keyword arguments: num_samples, modality,
-      sample_shape, labels, defense, restarts, steps, controls.
+    given: `CapturedSettings`; its fields may also be given one by one, such as num_samples and modality.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
     **fields: of `ClientSettings` and `CapturedSettings`.
@@ -165,12 +164,11 @@ def attack(
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', fields, given=(CapturedSettings, given), client=(ClientSettings, client))
   check(chosen)
-  modality = chosen.modality
-  shape = _shape(model, variables, chosen.sample_shape, modality)
+  shape = _shape(model, variables, chosen.sample_shape, chosen.modality)
   of_classes = as_loss(trained.loss).targets is CLASSES
   mode, known = _labels(chosen.labels, chosen.num_samples, of_classes)
-  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, modality)
-  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, modality)
+  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, chosen.modality)
+  stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
   update, factor, lost = checked(update, stand_in.variables['params'])
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   signs = of_signs(update) or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)

@@ -102,7 +102,7 @@ DEFAULTS: dict[str, tuple[tuple[Default, ...], ...]] = {
 
 
 def chosen(known: Known, reads: Callable[[AttackMethod], bool]) -> list[AttackMethod]:
-  """Returns the attacks that meet an update; in float64, closed forms alone.
+  """Returns the attacks that meet an update; no search is among them in float64.
 
   Args:
     known: what is known of it.

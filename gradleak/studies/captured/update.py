@@ -140,8 +140,8 @@ def read_weights(
 def derived_sample_shape(model: Model, variables: Mapping, kind: Modality = IMAGES) -> tuple[int, ...]:
   """Returns the shape of the samples of a model with these variables, where only one fits.
 
-  A network of PyTorch knows its own. Others are tried: the width of a table's schema, as many tokens as there are
-  embeddings of positions, and squares of a usual side, grey or in colour.
+  A network of PyTorch knows its own. Others are tried: the width of a table's schema, as many tokens as positions are
+  embedded, and squares of a usual side.
 
   Raises:
     UsageError: if none fits, or several do, as for networks that average over all pixels.
