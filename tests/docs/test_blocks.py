@@ -139,7 +139,7 @@ def test_what_is_not_run_has_a_reason():
   for block in left:
     print(f'{block}: {block.mark}')
   assert all(block.mark.split(': ', 1)[1].strip() for block in left)
-  assert len(left) < sum(map(len, ALL.values())) / 4
+  assert sum(block.mark.startswith('not run') for block in left) < sum(map(len, ALL.values())) / 5
 
 
 def anchors(path):
