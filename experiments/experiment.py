@@ -40,6 +40,7 @@ from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
 
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
+COPIES, ROOM = 3, 8 * 2**30  # of an upload at a time: sent, seen by an attacker, placed; bytes for those of one part
 NON_ADAPTIVE = AuditSettings(knowledge='non-adaptive')
 # Columns of an audit's rows that are stored beside a cell's own metric: those that its outcome is computed from, and
 # the verdict.
@@ -253,7 +254,8 @@ class Run(Study):
         table = lanes.table(group, seen, variants)
         runs = many.runs / few.runs
         ledger.lanes += many.runs
-        ledger.kept = max(ledger.kept, runs * sum(x.nbytes for x in jax.tree.leaves((sent.sent, seen.stacked))))
+        held = runs * sum(x.nbytes for x in jax.tree.leaves((sent.sent, seen.stacked)))
+        ledger.kept = max(ledger.kept, held / self.shards(scenario.variables))
         with ledger.times(runs, together):
           lanes.run(group, table, 1)
     if self.more:
@@ -285,8 +287,15 @@ class Run(Study):
       self.trials,
       settings=self.settings,
       workdir=workdir,
+      shards=self.shards(scenario.variables),
       progress=progress,
     )
+
+  def shards(self, variables: Any) -> int:
+    """Returns into how many parts the trials are cut, so that the uploads of one part fit into the host's memory."""
+    upload = sum(x.nbytes for x in jax.tree.leaves(variables['params']))
+    held = COPIES * upload * self.settings.rounds * (1 + len(self.defenses)) * self.trials
+    return min(self.trials, max(1, math.ceil(held / ROOM)))
 
   def protections(self, scenario: gl.Scenario, data: 'Data') -> list[Defense]:
     """Returns the defenses."""

@@ -7,6 +7,7 @@ import math
 import pathlib
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,7 +86,8 @@ class Forecast(NamedTuple):
 def forecast(experiment: Experiment, scale: str) -> Forecast:
   """Returns the `Forecast` of a table: its programs traced, none compiled, see `rehearsal`."""
   error, ledger = '', Ledger()
-  with rehearsed(ledger):
+  with rehearsed(ledger), warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # what runs on the host is handed noise
     for name, run in experiment.runs.items():
       try:
         run.scaled(scale).rehearse(None, ledger)

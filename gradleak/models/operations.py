@@ -194,7 +194,10 @@ def _turns(test: Jaxpr, program: ClosedJaxpr, of_test: list[Any], of_body: list[
   if after[own] is None:
     return None
   step = float(after[own]) - float(start)
-  return max(0.0, math.ceil((float(bound) - float(start)) / step)) if step > 0 else None
+  if step <= 0:
+    return None
+  turns = max(0.0, (float(bound) - float(start)) / step)
+  return turns if np.issubdtype(bound.dtype, np.floating) else math.ceil(turns)  # a mean over devices is a fraction
 
 
 def _values(name: str, equation: Any, values: list[Any]) -> list[Any]:

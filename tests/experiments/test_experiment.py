@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import experiments
 import gradleak as gl
 from experiments import experiment as machinery
 from experiments import table
@@ -256,6 +257,18 @@ def test_csv_reads_back():
   assert (last['mean'], last['paper'], last['diverged']) == ('', '', '4')
 
 
+def test_uploads_that_no_memory_holds_are_computed_in_parts():
+  """A thousand uploads of ResNet-18 under sixteen defenses are 0.7 TB."""
+  resnet18 = {'params': {'kernel': np.broadcast_to(np.float32(0), (11_173_962,))}}
+  large = experiments.get('ffl_6').runs['resnet']
+  parts = large.shards(resnet18)
+  whole = 11_173_962 * 4 * (len(large.defenses) + 1) * large.trials
+  assert machinery.ROOM / 2 < machinery.COPIES * whole / parts <= machinery.ROOM and parts > 100
+  assert large.scaled('mini').shards({'params': {'kernel': np.zeros(176_000, np.float32)}}) == 1
+  assert dataclasses.replace(large, trials=5).shards({'params': {'kernel': resnet18['params']['kernel'][:1]}}) == 1
+  assert dataclasses.replace(large, trials=3).replaced(rounds=10_000).shards(resnet18) == 3  # no more than trials
+
+
 @pytest.mark.parametrize('given', [{}, {'knowledge': 'both', 'adaptive_attacks': ('muted',), 'share': 'delta'}])
 def test_the_audit_is_given_the_run(monkeypatch, given):
   run = RUN.scaled('smoke').replaced(**given)
@@ -263,6 +276,6 @@ def test_the_audit_is_given_the_run(monkeypatch, given):
   (_, scenario, defenses, attacks, trials), named = run.audit(run.load(None), 0, workdir='there')
   assert (scenario.settings['dataset'], scenario.settings['share']) == ('digits', given.get('share', 'gradient'))
   assert (defenses, attacks) == ([gl.parse('none'), gl.parse('prune(rate=0.8)')], [gl.parse('csdlg(tv=1e-4,steps=3)')])
-  assert trials == 2 and named['workdir'] == 'there'
+  assert trials == 2 and (named['workdir'], named['shards']) == ('there', 1)
   audited = {name: value for name, value in given.items() if name != 'share'}
   assert named['settings'] == dataclasses.replace(machinery.NON_ADAPTIVE, controls=2, **audited)

@@ -92,7 +92,7 @@ def test_devices_share_what_is_mapped_over_them():
 
   shared = jax.shard_map(local, mesh=mesh, in_specs=(P('lanes'), P()), out_specs=P('lanes'), check_vma=False)
   given = [np.int32([3, 4]), None]
-  assert of(shared, np.int32([3, 4]), jnp.ones((4, 4)), given=given).products == pytest.approx(7 * 128, rel=0.15)
+  assert of(shared, np.int32([3, 4]), jnp.ones((4, 4)), given=given).products == 7 * 128
 
 
 def test_functions_count_more_and_layouts_nothing():
