@@ -1,8 +1,7 @@
 """TAG on a small decoder: ours beside the package `breaching`, on the same weights, texts, starts and number of steps.
 
 Run by `python -m benchmarks.texts`. Both move embeddings by the distance L2 + α·L1. They take turns, and what
-counts is the ratio. breaching attacks one text at a time, and ours
-all of them together.
+counts is the ratio. breaching attacks one text at a time, and ours all of them together.
 """
 
 import contextlib
@@ -111,6 +110,7 @@ def by_breaching(module: Any, given: Setting, steps: int) -> np.ndarray:
   torch, package = pytorch.torch(), breaching.package()
   logging.getLogger('breaching').setLevel(logging.ERROR)
   changes = [f'optim.max_iterations={steps}', f'optim.step_size={RATE}', f'optim.callback={steps + 1}']
+  changes += ['attack_type=optimization']  # the label is known
   loss, found = torch.nn.CrossEntropyLoss(), []
   with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
     warnings.simplefilter('ignore')
