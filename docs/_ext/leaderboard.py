@@ -113,8 +113,9 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   named = [entry['likelihood'] for entry in deep if entry['defense'] != 'none']
   assert deep and all(one['identified'] == one['n'] for one in named)
   seen, undone = named[0], of['faces', faces[0]]['honest']['n']
+  low, high = sorted((noisy, outpost), key=_shown)
   return [
-    f'**{_share(outpost)} to {_share(noisy)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
+    f'**{_share(low)} to {_share(high)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
     f'under OUTPOST and Gaussian noise, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed(_strengths(sorted(faces)))}.',
