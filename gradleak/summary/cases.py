@@ -67,11 +67,12 @@ def worst_case(rows: Iterable[Row], named: Mapping[str, Collection[int]] = _NOBO
   Returns:
     A list of dicts: `defense`; `recovered` of `n` trials; `success`, that fraction, with its 95 % interval
     `success_low` and `success_high` (exact, or see `intervals`); the trials that `non_adaptive` and `adaptive`
-    attackers recover, None where none were run; `by`, see `attackers`, those that recover a trial;
-    `adaptive_attacks`, the adaptive attacks that recover one, the strongest first; `verdict`, the worst of all runs;
-    `reached`, of each of the four levels the number of trials that any attacker brings there or further; `attackers`,
-    the number of attacks and adaptive attacks, of which that is the worst; `runs`, how many of them are `searches`
-    (closed forms are none), and the count of every verdict among them (`exact`, …, `inconclusive`); and `flags`,
+    attackers recover, None where none were run, the latter also by attacks without an adaptive form; `by`, see
+    `attackers`, those that recover a trial; `adaptive_attacks`, the adaptive attacks that recover one, the strongest
+    first; `verdict`, the worst of all runs; `reached`, of each of the four levels the number of trials that any
+    attacker brings there or further; `attackers`, the number of attacks and adaptive attacks, of which that is the
+    worst; `runs`, how many of them are `searches` (closed forms are none), and the count of every verdict among them
+    (`exact`, …, `inconclusive`); and `flags`,
     reasons for care, their counts over runs.
   """
   groups = grouped(rows, 'defense')
@@ -247,6 +248,8 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str], named: Col
   recovered = _recovered(rows)
   non_adaptive = [row for row in rows if row.get('adaptive') is None]
   adaptive = [row for row in rows if row.get('adaptive') is not None]
+  forms = {row['attack'] for row in adaptive}  # an attack without one is run as it is by those who know the defense
+  knowing = adaptive + [row for row in non_adaptive if row['attack'] not in forms] * bool(forms)
   leaking = [row for row in rows if row['success']]
   by_strength = sorted(summarise(adaptive), key=_strength, reverse=True)
   counts, runs = _counts(rows), len(rows)
@@ -270,7 +273,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str], named: Col
     'runs': runs,
     'searches': sum(row.get('steps', 1) > 0 for row in rows),
     'non_adaptive': _recovered(non_adaptive) if non_adaptive else None,
-    'adaptive': _recovered(adaptive) if adaptive else None,
+    'adaptive': _recovered(knowing) if knowing else None,
     'by': attackers(leaking),
     'adaptive_attacks': list(dict.fromkeys(summary['adaptive'] for summary in by_strength if summary['recovered'])),
     'flags': flags,

@@ -171,6 +171,16 @@ def knows(adaptive, **changes):
   return row(knowledge='adaptive', adaptive=adaptive, defense='prune', change=0.5, **changes)
 
 
+def test_who_knows_a_defense_runs_attacks_without_an_adaptive_form_as_they_are():
+  rows = [row(defense='prune', trial=t, attack='b', **RECOVERED) for t in range(3)]
+  rows += [row(defense='prune', trial=t, attack='a') for t in range(3)]
+  assert worst_case(rows)[0]['adaptive'] is None
+  (entry,) = worst_case([*rows, *(knows('masked', trial=t, attack='a') for t in range(3))])
+  assert (entry['non_adaptive'], entry['adaptive']) == (3, 3)
+  (entry,) = worst_case([*rows, *(knows('masked', trial=t, attack='b') for t in range(3))])
+  assert (entry['non_adaptive'], entry['adaptive']) == (3, 0)
+
+
 def test_each_attacker_has_its_own_summary(both):
   summaries = summarise(both.rows)
   assert [cases.case(summary) for summary in summaries] == list(both.reconstructions)
