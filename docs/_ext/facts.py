@@ -112,15 +112,34 @@ def example(name: str) -> Defense:
 
 
 @functools.cache
+def rows() -> Context:
+  """Returns the same for rows of a table, for attacks that read nothing else."""
+  data = gl.data.load('breast_cancer', 'test', limit=12)
+  modality = gl.modalities.of_config(data.settings)
+  found = gl.scenario(gl.models.mlp(2, widths=8), data.samples, data.targets, key=jax.random.key(0), modality=modality)
+  return Context(found.client, found.variables, data.samples.shape[1:], (data.samples, data.targets))
+
+
+@functools.cache
 def adaptive_attacks(name: str) -> tuple[Known, ...]:
   """Returns the adaptive attacks to a defense that any attack of the registries can use."""
-  bound: Bound = gl.defenses.bind(example(name), context())
   made: dict[str, AttackMethod] = {attack: factory() for attack, factory in ATTACKS.items()}
-  return tuple(
-    Known(one.name, one.words, attack)
-    for attack, method in made.items()
-    for one in adaptive.adaptive_attacks(bound, context(), SAMPLES, method, ROUNDS)
-  )
+  return tuple(Known(one.name, one.words, attack) for attack, method in made.items() for one in _usable(name, method))
+
+
+@functools.cache
+def _bound(name: str, where: Callable[[], Context]) -> Bound:
+  return gl.defenses.bind(example(name), where())
+
+
+def _usable(name: str, method: AttackMethod) -> list[adaptive.AdaptiveAttack]:
+  """Returns the adaptive attacks of one attack, on the first kind of samples that attack and defense take."""
+  for where in (context, rows):
+    try:
+      return adaptive.adaptive_attacks(_bound(name, where), where(), SAMPLES, method, ROUNDS)
+    except gl.UsageError:
+      continue
+  return []
 
 
 def noise(name: str) -> str:

@@ -372,9 +372,11 @@ def adaptive_attacks(
       under which all of them are equal.
   """
   stages, shape = bound.defense.stages, (num_samples, *context.sample_shape)
-  unused = frozenset() if attack(context.client).noise(shape, context.variables) else frozenset({'noise'})
+  reads = attack.reads
+  if 'noise' in reads and not attack(context.client).noise(shape, context.variables):
+    reads -= {'noise'}
   several = any(stage.traits.random or stage.traits.accumulates for stage in stages)
-  known = Known(bound, context, num_samples, rounds if several else 1, attack.reads - unused)
+  known = Known(bound, context, num_samples, rounds if several else 1, reads)
   simulated = _imitated(known) or [_simulated(known)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for stage, arguments in zip(stages, bound.arguments, strict=True):
