@@ -55,7 +55,7 @@ INTERNAL = '|'.join(
     *(r'attacks\.matching(?:\.\w+)?', r'core\.\w+', 'defenses.defense', 'federated.inspection', 'metrics.revealed'),
     *('federated.targets', 'defenses.differential_privacy', 'studies.captured.inversion', 'studies.frontier'),
     *('studies.sensitivity.assumptions', r'studies\.autoleak\.\w+', 'frameworks.comparison', 'models.state_dict'),
-    *('models.model', 'data.tokenisers', 'audit.sequential'),
+    *('models.model', 'data.tokenisers', 'audit.sequential', 'defenses.concealment'),
   ]
 )
 nitpick_ignore_regex = [('py:.*', r'(?!gradleak\.).*'), ('py:class', rf'gradleak\.({INTERNAL})\.\w+')]

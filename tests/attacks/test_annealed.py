@@ -12,7 +12,7 @@ import gradleak as gl
 from gradleak import attacks
 from gradleak.attacks.matching import simulation, terms
 from gradleak.metrics import psnr
-from gradleak.studies import captured
+from gradleak.studies.captured import defaults
 from tests.attacks.test_attack_contract import KEY, whole
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -106,14 +106,14 @@ def test_the_default_is_annealed_for_one_step_of_a_network_with_max_pools(monkey
     images, labels = np.zeros((2, *SHAPE), np.float32), np.zeros(2, np.int32)
     given = gl.ClientSettings(**client)
     stand_in = gl.scenario(gl.models.create(model, 4), images, labels, key=KEY, client=given)
-    return str(captured._descent(stand_in, 2))
+    return str(defaults.chosen(defaults.Known(stand_in, 2, signs=False), lambda attack: False)[-1])
 
   small = 'cnn(width=2,widths=8)'
   assert name(small) == 'annealed' and name('mlp(widths=8)') == 'ladder'
   assert name(small, share='delta') == 'annealed' and name(small, share='delta', local_epochs=2) == 'ladder'
-  monkeypatch.setattr(captured, '_SMALL', 100)
+  monkeypatch.setattr(defaults, '_SMALL', 100)
   assert name(small) == 'annealed(steps=600)'
-  monkeypatch.setattr(captured, '_MEASURED', 100)
+  monkeypatch.setattr(defaults, '_MEASURED', 100)
   assert name(small) == 'ladder'
 
 

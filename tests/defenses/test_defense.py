@@ -271,10 +271,10 @@ def test_a_source_may_have_a_name_of_its_own_for_a_defense():
 def test_a_users_own_noise_is_met_by_its_traits_alone(context):
   noise = defenses.Noise(lambda settings, context, count: 0.01)
   ours = names(defenses.gaussian(stddev=0.1), context)
-  assert ours == ['averaged+floor', 'averaged+prior']
+  assert ours == ['averaged', 'averaged+prior']
   assert names(defenses.wrap(noisy(0.1), 'upload', random=True, noise=noise), context) == ours
   assert names(defenses.wrap(noisy(0.1), 'step', random=True), context) == ['averaged', 'averaged+shown']
-  assert names(defenses.wrap(noisy(0.1), 'upload', noise=noise), context) == ['floor', 'prior']
+  assert names(defenses.wrap(noisy(0.1), 'upload', noise=noise), context) == ['prior']
   assert names(defenses.wrap(noisy(0.1), 'upload'), context) == ['simulated', 'straight-through', 'shown']
   assert names(defenses.wrap(lambda key, images, labels: (images, labels), 'data'), context) == []
 

@@ -108,7 +108,7 @@ def test_a_run_measures_and_draws(name, tmp_path, monkeypatch):
   run_name = list(experiment.runs)[-1]
   run = dataclasses.replace(experiment.runs[run_name].scaled('smoke'), repeats=1)
   if name == 'spear_exact':
-    monkeypatch.setattr(spear, 'spear', lambda *layer, **_: Separated(np.zeros((0, len(layer[0]))), 0.0, 3, 0))
+    monkeypatch.setattr(spear, 'spear', lambda layer, *_, **__: Separated(np.zeros((0, len(layer[0]))), 0.0, 3, 0))
   data, folder = run.load(None), str(tmp_path / 'run')
   rows = run.execute(data, 0, workdir=folder, progress='none')
   assert [row['defense'] for row in rows] == list(run.defenses)

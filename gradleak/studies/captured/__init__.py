@@ -39,7 +39,7 @@ from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, outputs_shape
 from gradleak.studies.captured.defaults import Known
-from gradleak.studies.captured.defaults import chosen as defaults
+from gradleak.studies.captured.defaults import chosen as default_attacks
 from gradleak.studies.captured.hints import hints, of_scale, of_signs
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
@@ -315,7 +315,9 @@ def _group(
 def _attacks(entries: Any, key: jax.Array, stand_in: Scenario, chosen: CapturedSettings, signs: bool) -> list[Labelled]:
   """Returns the attacks with their labels; without entries those that can read this network."""
   if entries is None:
-    entries = defaults(Known(stand_in, chosen.num_samples, signs), lambda method: _reads(method, key, stand_in, chosen))
+    entries = default_attacks(
+      Known(stand_in, chosen.num_samples, signs), lambda method: _reads(method, key, stand_in, chosen)
+    )
   named = labelled('attack', entries, as_attack)
   for one in named:
     if one.method.server is not None:
