@@ -54,7 +54,7 @@ $(VENV)/.frameworks: $(VENV)/.installed
 	@touch $@
 
 frameworks: $(VENV)/.frameworks
-	$(BIN)/python -m pytest -m 'slow or not slow' -k 'not gpt2' --durations=10 $(FRAMEWORKS)
+	$(BIN)/python -m pytest $(FRAMEWORKS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
