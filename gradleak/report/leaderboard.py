@@ -40,18 +40,18 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]], pages: str = ''
   """
   if not entries:
     raise errors.UsageError('the leaderboard has no entries: add some by launch/leaderboard.py --add=WORKDIR')
-  newest = max(map(number_of, entries.values()))
-  shown, former = _tasks(entries, newest, pages), []
-  for version in sorted({*map(number_of, entries.values())} - {newest}, reverse=True):
-    for section in _tasks(entries, version, pages):
+  versions = together((number_of(of[0]), of) for of in _by_task(entries))
+  newest = max(versions)
+  shown, former = _tasks(versions[newest], pages), []
+  for version in sorted(versions.keys() - {newest}, reverse=True):
+    for section in _tasks(versions[version], pages):
       title = f'{FAMILY}-{version}: {section.title}'
       former.append(blocks.Details(title, section.blocks))
   sections = [section._replace(name=f'task-{place}') for place, section in enumerate(shown, 1)]
   if former:
     note = blocks.Text(said('leaderboard.former', version=f'{FAMILY}-{newest}'), 'note')
     sections.append(blocks.Section('former', 'Earlier versions', [note, *former]))
-  current = [entry for entry in entries.values() if number_of(entry) == newest]
-  defenses = len({entry['text'] for entry in current} - {'none'})
+  defenses = len({entry['text'] for of in versions[newest] for entry in of} - {'none'})
   sorts = blocks.Html(f'<span class="sorts" hidden>{said("leaderboard.sorts")}</span>')
   submit = [blocks.Bullets([said(f'leaderboard.submit_{step}') for step in ('run', 'add', 'check', 'send')])]
   sections.append(blocks.Section('submit', 'How to submit', submit))
@@ -73,15 +73,10 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]], pages: str = ''
   return html.page(made)
 
 
-def _tasks(entries: Mapping[str, Mapping[str, Any]], version: int, pages: str) -> list[blocks.Section]:
-  """Returns a section per task of the entries of one version."""
-  tasks = together(
-    (json.dumps(entry['task'], sort_keys=True), {**entry, 'name': name})
-    for name, entry in entries.items()
-    if number_of(entry) == version
-  )
+def _tasks(tasks: Sequence[Sequence[dict[str, Any]]], pages: str) -> list[blocks.Section]:
+  """Returns a section per task, of the entries of `_by_task`."""
   made = []
-  for of in tasks.values():
+  for of in tasks:
     with about(of[0]['task']['more']):
       made.append(_task(of, pages))
   return [section for *_, section in sorted(made, key=lambda one: one[:-1])]
@@ -98,7 +93,8 @@ def write_leaderboard(folder: Any, path: Any, pages: str = '') -> None:
 def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
   """Returns the field that searches the tables, the entries as files within the page, and the way to all methods."""
   finds = '<input type="search" class="finds" placeholder="Search defenses and attacks" aria-label="Search" hidden>'
-  kinds = {'csv': ('text/csv', leaderboard_csv(entries)), 'json': ('application/json', json.dumps(listing(entries)))}
+  rows = listing(entries)
+  kinds = {'csv': ('text/csv', _csv(rows)), 'json': ('application/json', json.dumps(rows))}
   files = []
   for kind, (of, made) in kinds.items():
     coded = base64.b64encode(made.encode()).decode()
@@ -109,13 +105,13 @@ def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
 
 def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Returns the entries as flat rows, without pictures: the counts by level and server, the cost, and the versions."""
-  rows, ranked = [], _ranks(entries)
-  for name, entry in sorted(entries.items()):
+  rows = []
+  for entry in sorted((entry for of in _by_task(entries) for entry in of), key=lambda entry: entry['name']):
     task, cost = entry['task'], entry['cost'] or {}
-    row = {'name': name, 'defense': entry['text'], 'published': entry['published']}
+    row = {'name': entry['name'], 'defense': entry['text'], 'published': entry['published']}
     row |= {part: task[part] for part in ('dataset', 'model', 'batch_size')}
     row |= {'cost_points': cost.get('points'), 'cost_source': cost.get('source')}
-    row |= {'epsilon': privacy.brief(entry) or None if 'mechanisms' in entry else None}
+    row |= {'epsilon': privacy.brief(entry) or None}
     row |= dict(zip(('cost_low', 'cost_high'), cost.get('interval', (None, None)), strict=True))
     for side in leaderboard.SIDES:
       levels = {one['level']: one['count'] for one in entry[side]['levels']} if entry[side] else {}
@@ -123,22 +119,23 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
       row |= {f'{side}_{level.replace(" ", "_").replace("-", "_")}': levels.get(level) for level in LEVELS}
     named = entry.get('likelihood') or {}
     row |= {f'likelihood_{part}': named.get(part) for part in ('identified', 'n', 'candidates')}
-    row |= dict(zip(('rank_best', 'rank_worst'), ranked[name] or (None, None), strict=True))
+    row |= dict(zip(('rank_best', 'rank_worst'), entry['rank'] or (None, None), strict=True))
     rows.append(row | {**entry['versions'], 'seed': entry['seed'], 'rows_sha256': entry['rows_sha256']})
   return rows
 
 
-def _ranks(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int] | None]:
-  """Returns the rank of each entry, by its name, among those of its task and version."""
-  of = {name: (number_of(entry), json.dumps(entry['task'], sort_keys=True)) for name, entry in entries.items()}
-  tasks = together((task, name) for name, task in of.items())
-  found = [(names, ranks([entries[name] for name in names])) for names in tasks.values()]
-  return {name: rank for names, places in found for name, rank in zip(names, places, strict=True)}
+def _by_task(entries: Mapping[str, Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+  """Returns the entries of each task and version together, each with its 'name' and its 'rank' among them."""
+  tasks = together(
+    ((number_of(entry), json.dumps(entry['task'], sort_keys=True)), {**entry, 'name': name})
+    for name, entry in entries.items()
+  )
+  return [[{**entry, 'rank': rank} for entry, rank in zip(of, ranks(of), strict=True)] for of in tasks.values()]
 
 
-def leaderboard_csv(entries: Mapping[str, Mapping[str, Any]]) -> str:
-  """Returns `listing` as CSV; what is not known is empty."""
-  rows, made = listing(entries), io.StringIO()
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the rows of `listing` as CSV; what is not known is empty."""
+  made = io.StringIO()
   writer = csv.DictWriter(made, list(dict.fromkeys(name for row in rows for name in row)))
   writer.writeheader()
   writer.writerows(rows)
@@ -156,7 +153,7 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
     *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if not isinstance(value, dict)),
   ]
   known = ', '.join(filter(None, described))
-  ordered = _ranked(entries)
+  ordered = sorted(entries, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
   honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
@@ -249,12 +246,6 @@ def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blo
   return blocks.Table(columns, bodies, 'verdicts board')
 
 
-def _ranked(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the entries with their 'rank', the ranked ones first, the undefended client last."""
-  known = [{**entry, 'rank': rank} for entry, rank in zip(entries, ranks(entries), strict=True)]
-  return sorted(known, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
-
-
 def _counted(entry: Mapping[str, Any]) -> bool:
   """Returns whether a defense is no more expensive than what is deployed, as far as its cost is known."""
   return entry['cost'] is None or deploy.affordable(entry)
@@ -264,7 +255,7 @@ def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
   """Returns the name of a defense, which leads to its page; a chain has a link for each of its parts."""
   shown = method(entry['defense'], entry['published'])
   names = [one.name for one in grammar.parse_chain(entry['text'], 'defense') if one.name != 'none'] if pages else []
-  text_ = [entry['defense'] != entry['text'] and entry['text'], 'mechanisms' in entry and privacy.brief(entry)]
+  text_ = [entry['defense'] != entry['text'] and entry['text'], privacy.brief(entry)]
   if len(names) == 1:
     shown = link(shown, f'{pages}{names[0]}.html')
   elif names:

@@ -32,7 +32,8 @@ def guarantee(facts: Mapping[str, Any]) -> str | None:
 def brief(facts: Mapping[str, Any]) -> str:
   """Returns the smallest ε that `guarantee` states of one upload for `RELATIONS[0]`, by RDP; '' for none."""
   bounds = [
-    differential_privacy.of_upload(Mechanism(**one), RELATIONS[0], delta=DELTA).value for one in facts['mechanisms']
+    differential_privacy.of_upload(Mechanism(**one), RELATIONS[0], delta=DELTA).value
+    for one in facts.get('mechanisms', ())
   ]
   if not bounds:
     return ''
