@@ -69,9 +69,7 @@ def audited(options: harness.Options, folder: str, least: float | None) -> float
     jax.config.update('jax_persistent_cache_min_compile_time_secs', least)
   data = gl.data.load(options.dataset, data_dir=options.data_dir, limit=options.trials)
   model = gl.models.create(options.model, data.num_classes, init='explicit')
-  scenario = gl.scenario(
-    model, data.samples, data.targets, key=jax.random.key(0), num_classes=data.num_classes, dataset=options.dataset
-  )
+  scenario = gl.scenario(model, data.samples, data.targets, key=jax.random.key(0), dataset=options.dataset)
   method = registry.attack(options.attack)
   method = method if 'steps' in method.given else method.changed(steps=options.steps)
   defenses = [registry.defense(text) for text in DEFENSES]

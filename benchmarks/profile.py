@@ -95,7 +95,7 @@ def _planned(model: str, data: Any, method: Any, trials: int) -> Plan:
   """Returns the audit of single images, undefended, with a run on noise for each."""
   scenario = gl.scenario(
     gl.models.create(model, data.num_classes, init='explicit'), data.samples, data.targets, key=jax.random.key(0),
-    num_classes=data.num_classes, public=(1 - data.samples, data.targets),
+    public=(1 - data.samples, data.targets),
   )  # fmt: skip
   trials = min(trials, len(data.samples))
   given = AuditSettings(controls=trials, knowledge='non-adaptive', labels='known')
@@ -116,9 +116,8 @@ def _round(data: Any) -> Callable[[], Any]:
 
 def shares(table: Table, found: Found) -> dict[str, float]:
   """Returns which shares of a run of lanes gave nothing new: 'controls', 'idle' and 'padding'."""
-  lanes, devices = len(table.lanes), jax.local_devices()
-  size = driver.default_group_size(table.shared['variables'], 1)
-  run = groups.place(np.arange(lanes), size, devices).counts.sum() * size
+  lanes, size = len(table.lanes), driver.default_group_size(table.shared['variables'], 1)
+  run = groups.place(np.arange(lanes), groups.Layout(size)).counts.sum() * size
   best = np.minimum.accumulate(np.where(np.isfinite(found.curves), found.curves, np.inf), axis=1)
   newest = [int(np.flatnonzero(np.diff(one, prepend=np.inf) < 0)[-1]) for one in best]
   idle = 1 - np.mean(found.steps[newest]) / found.steps[-1]
