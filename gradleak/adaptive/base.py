@@ -40,6 +40,14 @@ class View(NamedTuple):
   clip: float
 
 
+class Change(NamedTuple):
+  """What an adaptive attack changes of an attack: the fields of `AdaptiveAttack` of the same names."""
+
+  settings: tuple[tuple[str, Any], ...] = ()
+  simulates: Defense | None = None
+  noise: Defense | None = None
+
+
 class AdaptiveAttack(NamedTuple):
   """An adaptive attack to one defense, as one attack can use it.
 
@@ -52,6 +60,7 @@ class AdaptiveAttack(NamedTuple):
     settings: settings of the attack that it changes, (name, value) pairs.
     simulates: the defense of the client that it simulates, or learns from; None for none.
     rounds: how many uploads of the same samples it reads.
+    noise: the defense of whose noise the attack reads the variance; None where it offers none.
   """
 
   name: str
@@ -62,11 +71,12 @@ class AdaptiveAttack(NamedTuple):
   settings: tuple[tuple[str, Any], ...] = ()
   simulates: Defense | None = None
   rounds: int = 1
+  noise: Defense | None = None
 
   @property
-  def change(self) -> tuple[tuple, Defense | None]:
-    """What it changes of the attack: the settings, and the client that it simulates."""
-    return self.settings, self.simulates
+  def change(self) -> Change:
+    """What it changes of the attack."""
+    return Change(self.settings, self.simulates, self.noise)
 
   def suits(self, attack: AttackMethod) -> bool:
     """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes."""
@@ -384,6 +394,8 @@ def adaptive_attacks(
     found += [] if special is None else special(Case(stage, arguments, known))
   found.append(_shown(known))
   suited = [adaptive for adaptive in found if adaptive is not None and adaptive.suits(attack)]
+  if 'floor' in known.parts:  # those that change the attack have no noise in their views
+    suited = [one if one.settings or one.simulates else one._replace(noise=bound.defense) for one in suited]
   return [*_learned(known), *suited] if attack.adaptive else suited
 
 

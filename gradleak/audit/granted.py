@@ -30,6 +30,11 @@ def attackers(group: Group, attack: AttackMethod, bound: Bound) -> list[Adaptive
   return [NON_ADAPTIVE, *found] if given.knowledge == 'both' else found or [NON_ADAPTIVE]
 
 
+def known_noise(group: Group, bound: Bound) -> bool:
+  """Returns whether any attack reads the variance of a defense's noise."""
+  return any(one.noise is not None for _, attack in group.attacks for one in attackers(group, attack, bound))
+
+
 def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
   """Returns what the attacker is granted; what it knows of the defense is in the evidence."""
   mode, rule = group.settings.labels, attack.label_rule

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.adaptive import NON_ADAPTIVE
+from gradleak.adaptive import NON_ADAPTIVE, Change
 from gradleak.attacks.base import AttackMethod, Reconstruction
 from gradleak.audit import granted
 from gradleak.audit.group import Group
@@ -38,18 +38,18 @@ class Variant(NamedTuple):
   Attributes:
     attack: its index among those of the group.
     method: the `AttackMethod`, changed.
-    change: what was changed, see `AdaptiveAttack.change`: (settings, the defense of the client that it simulates or
-      learns from).
+    change: the `Change`.
   """
 
   attack: int
   method: AttackMethod
-  change: tuple[tuple, Defense | None]
+  change: Change
 
   def name(self, group: Group) -> str:
     """Returns what tells it from the other variants in a group: the attack's label and what was changed."""
-    settings, simulates = self.change
-    words = [f'{name}={value}' for name, value in settings] + ([] if simulates is None else [f'simulates={simulates}'])
+    settings, *defenses = self.change
+    words = [f'{name}={value}' for name, value in settings]
+    words += [f'{name}={of}' for name, of in zip(Change._fields[1:], defenses, strict=True) if of is not None]
     return ' '.join([group.attacks[self.attack].label, *words])
 
 
@@ -199,9 +199,8 @@ def structures(group: Group) -> list[list[Variant]]:
   for a, (_, attack) in enumerate(group.attacks):
     adaptive_attacks = [adaptive for _, bound in group.defenses for adaptive in granted.attackers(group, attack, bound)]
     for change in dict.fromkeys(adaptive.change for adaptive in adaptive_attacks):
-      settings, simulates = change
-      changed = attack.changed(**dict(settings)) if settings else attack
-      key = changed.structure, changed.reads, changed.label_rule, simulates
+      changed = attack.changed(**dict(change.settings)) if change.settings else attack
+      key = changed.structure, changed.reads, changed.label_rule, change.simulates
       grouped.setdefault(key, []).append(Variant(a, changed, change))
   return list(grouped.values())
 
@@ -222,8 +221,9 @@ def planned(group: Group) -> list[Planned]:
       adaptive_attacks = [
         adaptive for _, bound in group.defenses for adaptive in granted.attackers(group, attack, bound)
       ]
-      runs += sum(c.count for c in adaptive_attacks if c.change == variant.change) * group.num_trials
-      runs += group.settings.controls
+      asking = [adaptive for adaptive in adaptive_attacks if adaptive.change == variant.change]
+      runs += sum(adaptive.count for adaptive in asking) * group.num_trials
+      runs += (len(asking) if variant.change.noise else 1) * group.settings.controls
     num_steps = variants[0].method(group.client).num_steps
     found.append(Planned(label(group, variants), runs * group.settings.restarts, num_steps))
   return found
@@ -234,7 +234,7 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
   keys: set[Key] = set()
   for variant in variants:
     name, attack = variant.name(group), group.attacks[variant.attack].method
-    runs = False
+    met: set[str] = set()
     for label, bound in group.defenses:
       adaptive_attacks = [c.name for c in granted.attackers(group, attack, bound) if c.change == variant.change]
       keys |= {
@@ -243,9 +243,11 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
         for t in trials
         if group.attacks_trial(label, t)
       }
-      runs |= bool(adaptive_attacks) and any(group.attacks_trial(label, t) for t in range(group.num_trials))
-    if runs:  # on whichever share
-      keys |= {(name, CONTROL, NON_ADAPTIVE.name, int(run)) for run in controls}
+      if any(group.attacks_trial(label, t) for t in range(group.num_trials)):  # on whichever share
+        met.update(adaptive_attacks)
+    if variant.change.noise is None and met:
+      met = {NON_ADAPTIVE.name}
+    keys |= {(name, CONTROL, adaptive, int(run)) for adaptive in met for run in controls}
   return keys
 
 
@@ -267,7 +269,7 @@ def table(
     wanted: what rows are about, see `Key`; None for all.
     learned: what the attack has learned in an earlier look, in place of learning it again.
   """
-  first, simulates = variants[0].method, variants[0].change[1]
+  first, simulates = variants[0].method, variants[0].change.simulates
   shared = {
     'variables': group.scenario.variables,
     'views': seen.stacked,
@@ -299,12 +301,15 @@ def table(
 
 
 def _targets(seen: Views, variant: Variant) -> list[Target]:
-  """Returns the targets of one variant: those of the adaptive attacks that ask for its change, and all controls."""
-  return [
-    target
-    for target in seen.targets
-    if target.defense < 0 or (target.adaptive.change == variant.change and target.reads in (None, variant.method.reads))
-  ]
+  """Returns the targets of one variant: those of the adaptive attacks that ask for its change, and its controls."""
+
+  def meets(target: Target) -> bool:
+    if target.reads not in (None, variant.method.reads):
+      return False
+    asked = target.adaptive.change
+    return asked.noise == variant.change.noise if target.defense < 0 else asked == variant.change
+
+  return [target for target in seen.targets if meets(target)]
 
 
 def _keys(group: Group, lanes: list[Lane]) -> jax.Array:

@@ -271,7 +271,7 @@ class _Worker:
     """Returns the table of what is missing of one structure, whose programs begin to be compiled."""
     variants, learned = work.variants, self.learned.get(work.name)
     if variants[0].method.learns and learned is None:
-      through = variants[0].change[1]
+      through = variants[0].change.simulates
       met = '' if through is None else f' under {through}'
       self._note(f'{label(group, variants)} learns from the public data{met} …')
     with told(computing(self.progress, label(group, variants))):
@@ -341,8 +341,8 @@ def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
       if not everywhere:
         continue  # none of its trials is attacked
       static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
-      if variants[0].change[1] is not None:
-        static['learns' if method.adaptive else 'simulates'] = str(variants[0].change[1])
+      if variants[0].change.simulates is not None:
+        static['learns' if method.adaptive else 'simulates'] = str(variants[0].change.simulates)
       word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
       name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
       names.append(name)

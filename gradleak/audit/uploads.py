@@ -35,6 +35,8 @@ class Uploads(NamedTuple):
       upload to, every leaf [T, …]; None where all were sent the same.
     trained: per defense the samples that the clients trained on in the first round, [T, B, …]; None where these
       are the private ones, or no samples in [0, 1].
+    like: index of a defense of whose noise an attack reads the variance -> (trial -> the upload whose norms the control
+      runs of that trial have, an `Upload` [R, …], and the variables that it is referred to, or None).
   """
 
   trials: np.ndarray
@@ -43,6 +45,7 @@ class Uploads(NamedTuple):
   changes: list[np.ndarray]
   variables: list[Tree | None]
   trained: list[np.ndarray | None]
+  like: dict[int, dict[int, tuple[Upload, Tree | None]]] = {}
 
 
 class _Request(NamedTuple):
@@ -120,8 +123,12 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
   requests += [
     _Request(bound, 'client', trials, number) for (_, bound), number in zip(group.defenses, rounds, strict=True)
   ]
+  noisy: list[int] = []
   if len(controls):
     requests.append(_Request(bind(null_gradient(), group.scenario.context), 'control', controls, min(rounds)))
+    noisy = [d for d, (_, bound) in enumerate(group.defenses) if granted.known_noise(group, bound)]
+    met = np.unique(controls % group.num_trials)
+    requests += [requests[1 + d]._replace(addresses=met) for d in noisy]
   undefended, *first = _computed(group, requests, group_size)
   changed = [_changes(sent, undefended) for sent in first[: len(group.defenses)]]
   sent, variables = first, [None] * len(first)
@@ -129,7 +136,16 @@ def uploads(group: Group, trials: np.ndarray, controls: np.ndarray, group_size: 
     pairs = [_served(group, request, upload, group_size) for request, upload in zip(requests[1:], first, strict=True)]
     sent, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
   trained = [_trained(group, request, group_size) for request in requests[1 : 1 + len(group.defenses)]]
-  return Uploads(trials, controls, sent, [*changed, np.full(len(controls), np.nan)], variables, trained)
+  own = len(sent) - len(noisy)
+  like = {
+    d: {
+      int(t): (jax.tree.map(lambda x, i=i: x[:, i], upload), None if referred is None else trees.take(referred, i))
+      for i, t in enumerate(met)
+    }
+    for d, upload, referred in zip(noisy, sent[own:], variables[own:], strict=True)
+  }
+  changed.append(np.full(len(controls), np.nan))
+  return Uploads(trials, controls, sent[:own], changed, variables[:own], trained, like)
 
 
 def _rounds(group: Group, bound: Bound) -> int:

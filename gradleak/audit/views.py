@@ -12,6 +12,7 @@ from gradleak.audit.uploads import Uploads
 from gradleak.audit.verdict import CONTROL
 from gradleak.core import trees
 from gradleak.core.trees import Tree
+from gradleak.federated import Upload
 
 
 class Target(NamedTuple):
@@ -33,7 +34,7 @@ class Target(NamedTuple):
   trial: int
   address: int
   place: int
-  views: tuple[int, ...]
+  views: tuple[int, ...] = ()
 
   def key(self, group: Group, variant: str) -> tuple[str, str, str, int]:
     """Returns what tells the row of this target and a variant of an attack from all others."""
@@ -55,25 +56,34 @@ class Views(NamedTuple):
 
 
 def views(group: Group, sent: Uploads) -> Views:
-  """Returns the `Views` of a group's uploads: each adaptive attack of any attack is applied once to each upload."""
+  """Returns the `Views` of a group's uploads: each adaptive attack of any attack is applied once to each upload.
+
+  Control runs are seen as by an attacker who knows of no defense. Where an attack reads the variance of the noise, its
+  prior weighs as much as that, and the prior alone may come close to a sample. There control runs bear the same
+  variance and have the norms of what the defense sends.
+  """
   found: list[View] = []
   targets: list[Target] = []
   variables: list[Tree | None] = []
   raw: list[Tree | None] = []
   read_rounds = any('uploads' in attack.reads for _, attack in group.attacks)
+  stream = group.streams.named('control noise')
 
-  def add(
-    defense: int, adaptive: AdaptiveAttack, reads: frozenset | None, trial: int, address: int, place: int
-  ) -> None:
-    upload = jax.tree.map(lambda x: x[:, place], sent.sent[defense])
-    made = adaptive.views(jax.tree.map(lambda x: x[: adaptive.rounds], upload))
-    several = tuple(range(len(found), len(found) + len(made)))
-    targets.append(Target(defense, adaptive, reads, trial, address, place, several))
+  def add(target: Target, made: list[View], upload: Upload, referred: Tree | None) -> None:
+    targets.append(target._replace(views=tuple(range(len(found), len(found) + len(made)))))
     found.extend(made)
-    referred = sent.variables[defense]
-    variables.extend(None if referred is None else trees.take(referred, place) for _ in made)
+    variables.extend(referred for _ in made)
     raw.extend(upload.update if read_rounds else None for _ in made)
 
+  def observed(adaptive: AdaptiveAttack, upload: Upload) -> list[View]:
+    return adaptive.views(jax.tree.map(lambda x: x[: adaptive.rounds], upload))
+
+  def sent_at(d: int, place: int) -> tuple[Upload, Tree | None]:
+    referred = sent.variables[d]
+    upload = jax.tree.map(lambda x: x[:, place], sent.sent[d])
+    return upload, None if referred is None else trees.take(referred, place)
+
+  runs = [(i, run, run % group.num_trials) for i, run in enumerate(sent.controls.tolist())]
   for d, (_, bound) in enumerate(group.defenses):
     adaptive_attacks = {
       (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads): adaptive
@@ -82,14 +92,33 @@ def views(group: Group, sent: Uploads) -> Views:
     }
     for (_, reads), adaptive in adaptive_attacks.items():
       for i, t in enumerate(sent.trials.tolist()):
-        add(d, adaptive, reads, t, t, i)
-  for i, run in enumerate(sent.controls.tolist()):
-    add(-1, NON_ADAPTIVE, None, run % group.num_trials, run, i)
+        upload, referred = sent_at(d, i)
+        add(Target(d, adaptive, reads, t, t, i), observed(adaptive, upload), upload, referred)
+      for i, run, t in runs if adaptive.noise is not None else ():
+        upload, referred = sent.like[d][t]
+        key = jax.random.fold_in(stream, run)
+        made = [noise_like(key, view) for view in observed(adaptive, upload)]
+        add(Target(-1, adaptive, reads, t, run, i), made, sent_at(-1, i)[0], referred)
+  for i, run, t in runs:
+    upload, referred = sent_at(-1, i)
+    add(Target(-1, NON_ADAPTIVE, None, t, run, i), observed(NON_ADAPTIVE, upload), upload, referred)
   stacked = stack(found)
   for name, each in (('variables', variables), ('uploads', raw)):
     if any(one is not None for one in each):
       stacked[name] = _stacked(each)
   return Views(stacked, targets)
+
+
+def noise_like(key: jax.Array, view: View) -> View:
+  """Returns the same view of noise: of the norm of each tensor, where the attacker compares anything."""
+  rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+  def noise(like: Any, weights: Any) -> np.ndarray:
+    drawn = np.where(np.asarray(weights) > 0, rng.standard_normal(np.shape(like)), 0.0)
+    norms = [float(np.linalg.norm(np.asarray(x, np.float64))) for x in (like, drawn)]
+    return np.asarray(drawn * (norms[0] / norms[1] if norms[1] else 0.0), np.asarray(like).dtype)
+
+  return view._replace(update=jax.tree.map(noise, view.update, view.weights))
 
 
 def stack(found: list[View]) -> dict[str, Tree]:

@@ -7,6 +7,7 @@ import pytest
 
 import gradleak as gl
 from gradleak.attacks.matching import terms
+from gradleak.audit import verdict
 from gradleak.priors import gaussian
 
 
@@ -57,6 +58,38 @@ def test_other_attacks_have_no_such_term():
   with pytest.raises(gl.UsageError, match='gaussian needs a Gaussian prior'):
     seen = gl.Observation({}, {}, jnp.zeros((1, 2)), gl.Knowledge(), (1, 4, 4, 1), 2)
     terms.addends(dict(terms.summed({'gaussian': 1.0})), jnp.zeros((1, 4, 4, 1)), terms.Given(None, seen), 1.0)
+
+
+def test_control_runs_bear_the_noise_that_the_prior_is_weighed_by():
+  private, public = gl.data.load('digits', 'test', limit=6), gl.data.load('digits', 'train', limit=200)
+  scenario = gl.scenario(
+    gl.models.create('mlp(widths=16)', 10), private.samples, private.targets, key=jax.random.key(0), dataset='digits',
+    public=(public.samples, public.targets), gallery=gl.data.gallery('digits', 'test', most=120),
+  )  # fmt: skip
+  little, much = (gl.defenses.gaussian(stddev=stddev) for stddev in (0.001, 50.0))
+  found = gl.audit(
+    jax.random.key(1), scenario, [little, much], [gl.attacks.bayes(steps=40, components=20)], 6, controls=8,
+    labels='known', knowledge='both', progress='none',
+  )  # fmt: skip
+  pools = {threshold: [row for row in found.controls if row['control_psnr'] == threshold]
+           for threshold in {row['control_psnr'] for row in found.controls}}  # fmt: skip
+  assert [sorted(row['trial'] for row in pool) for pool in pools.values()] == [[*range(8)]] * 3
+  for threshold, pool in pools.items():
+    assert verdict.threshold(pool).score == threshold
+
+  def figures(defense: gl.defenses.Defense, adaptive: str | None) -> tuple[float, float, set[str]]:
+    rows = [row for row in found.rows if row['defense'] == str(defense) and row['adaptive'] == adaptive]
+    (threshold,) = {row['control_psnr'] for row in rows}
+    mean, of_noise = (float(np.mean([row['psnr'] for row in some])) for some in (rows, pools[threshold]))
+    return mean, of_noise, {row['verdict'] for row in rows}
+
+  assert figures(little, None)[1] == figures(much, None)[1], 'an attacker who knows of no noise has one control'
+  recovered, of_noise, _ = figures(little, 'floor')
+  assert recovered > of_noise + 3
+  of_prior, prior, verdicts = figures(much, 'floor')
+  assert prior > of_noise + 1, 'under so much noise the prior is all'
+  assert abs(of_prior - prior) < 1, 'and says as little of an upload as of noise'
+  assert verdicts <= {'nothing seen', 'inconclusive'}
 
 
 @pytest.mark.slow

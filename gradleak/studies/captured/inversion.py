@@ -18,7 +18,7 @@ from gradleak.audit import granted, lanes
 from gradleak.audit.group import Group
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Target, Views, stack
+from gradleak.audit.views import Target, Views, noise_like, stack
 from gradleak.core import errors
 from gradleak.core.storage import Workdir
 from gradleak.core.trees import Tree
@@ -242,7 +242,7 @@ def _views(group: Group, update: Tree, attackers: list[AdaptiveAttack]) -> Views
   for adaptive in attackers:
     made = adaptive.views(upload)
     for number in range(-1, group.settings.controls):
-      views = made if number < 0 else [_noise(jax.random.fold_in(stream, number), v) for v in made]
+      views = made if number < 0 else [noise_like(jax.random.fold_in(stream, number), v) for v in made]
       views = [_without_missing(view, update) for view in views]
       places = tuple(range(len(found), len(found) + len(views)))
       address = max(number, 0)
@@ -255,18 +255,6 @@ def _without_missing(view: View, update: Tree) -> View:
   """Returns the same view without the tensors that are zero throughout: they were not sent, or say next to nothing."""
   weights = jax.tree.map(lambda w, u: w if np.any(u) else np.zeros_like(w), view.weights, update)
   return view._replace(weights=weights)
-
-
-def _noise(key: jax.Array, view: View) -> View:
-  """Returns the same view of noise: of the norm of each tensor, where the attacker compares anything."""
-  rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
-
-  def noise(like: Any, weights: Any) -> np.ndarray:
-    drawn = np.where(np.asarray(weights) > 0, rng.standard_normal(np.shape(like)), 0.0)
-    norms = [float(np.linalg.norm(np.asarray(x, np.float64))) for x in (like, drawn)]
-    return np.asarray(drawn * (norms[0] / norms[1] if norms[1] else 0.0), np.asarray(like).dtype)
-
-  return view._replace(update=jax.tree.map(noise, view.update, view.weights))
 
 
 def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
