@@ -58,9 +58,9 @@ class Views(NamedTuple):
 def views(group: Group, sent: Uploads) -> Views:
   """Returns the `Views` of a group's uploads: each adaptive attack of any attack is applied once to each upload.
 
-  Control runs are seen as by an attacker who knows of no defense. Where an attack reads the variance of the noise, its
-  prior weighs as much as that, and the prior alone may come close to a sample. There control runs bear the same
-  variance and have the norms of what the defense sends.
+  Control runs are seen as by an attacker who knows of no defense. An attack that reads the variance of the noise weighs
+  its prior by it, and the prior alone may come close to a sample. So its control runs bear the same variance, and have
+  the norms of what the defense sends.
   """
   found: list[View] = []
   targets: list[Target] = []

@@ -8,6 +8,10 @@ import pytest
 import gradleak as gl
 from gradleak.attacks.matching import terms
 from gradleak.audit import verdict
+from gradleak.audit.plan import plan
+from gradleak.audit.settings import AuditSettings
+from gradleak.audit.uploads import uploads
+from gradleak.audit.views import views
 from gradleak.priors import gaussian
 
 
@@ -90,6 +94,30 @@ def test_control_runs_bear_the_noise_that_the_prior_is_weighed_by():
   assert prior > of_noise + 1, 'under so much noise the prior is all'
   assert abs(of_prior - prior) < 1, 'and says as little of an upload as of noise'
   assert verdicts <= {'nothing seen', 'inconclusive'}
+
+
+def test_control_runs_under_known_noise_have_the_norms_of_what_the_defense_sends():
+  data = gl.data.load('digits', 'test', limit=4)
+  scenario = gl.scenario(
+    gl.models.create('mlp(widths=16)', 10), data.samples, data.targets, key=jax.random.key(0), dataset='digits',
+    public=(data.samples, data.targets),
+  )  # fmt: skip
+  defenses, settings = [gl.defenses.gaussian(stddev=0.5)], AuditSettings(controls=3, labels='known')
+  (group,) = plan(jax.random.key(1), scenario, defenses, [gl.attacks.bayes(components=2)], 2, settings).groups
+  sent = uploads(group, np.arange(2), np.asarray([0, 2]), 2)  # both are of trial 0
+  seen = views(group, sent)
+  defended, *others = [
+    jax.tree.map(lambda x, t=target: x[t.views[0]], seen.stacked)
+    for target in seen.targets
+    if target.adaptive.noise is not None and target.trial == 0
+  ]
+  assert len(others) == 2
+  for other in others:
+    assert other['noise'] == defended['noise'] > 0
+    pairs = list(zip(*(jax.tree.leaves(view['update']) for view in (defended, other)), strict=True))
+    for ours, theirs in pairs:
+      np.testing.assert_allclose(np.linalg.norm(theirs), np.linalg.norm(ours), rtol=1e-5)
+    assert max(abs(np.corrcoef(np.ravel(a), np.ravel(b))[0, 1]) for a, b in pairs if a.size > 500) < 0.1
 
 
 @pytest.mark.slow
