@@ -1,5 +1,6 @@
 """What the programs that audit share: their flags, and the scenario and settings that these describe."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,9 +13,8 @@ from launch import _flags, _program
 from launch._flags import NETWORK, Flags
 
 OPTIONS = tuple(name for name in _flags.OPTIONS if name != 'limit')  # how data are read
-# What the attacker's flags set, and when trials stop; a program with attacks and stages of its own has none of them.
-STOPS = ('decide', 'within', 'level', 'error_rate')
-ATTACKER = ('restarts', 'steps', 'labels', 'controls', 'knowledge', 'rounds', 'adaptive_attacks', *STOPS)
+# Settings that a program with attacks and stages of its own does not take: all but the size of a batch.
+ATTACKER = tuple(field.name for field in dataclasses.fields(gl.AuditSettings) if field.name != 'batch_size')
 
 
 def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:

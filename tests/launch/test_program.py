@@ -1,8 +1,10 @@
 """What all programs share: `--help`, feedback, and how they end on errors and signals."""
 
 import contextlib
+import dataclasses
 import errno
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import numpy as np
 import pytest
 from absl import flags
 
+import gradleak as gl
+from benchmarks import harness
 from gradleak.core import errors, storage
 from gradleak.engine import progress
 from gradleak.engine.driver import Progress
@@ -124,6 +128,20 @@ def test_help_of_each_program_lists_all_its_flags_under_headings(name):
   assert listed and listed == set(own) - {'verbosity', 'v'}
   assert 'flags:' not in lines  # the heading of those that have none
   assert max(len(line) for line in lines if not line.startswith(4 * ' ')) <= 100
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_programs_read_each_of_their_flags(name):
+  _, own = programs._load(name)
+  sources = [path.read_text('utf-8') for path in (programs.ROOT / 'launch').glob('_*.py')]
+  source = (programs.ROOT / 'launch' / f'{name}.py').read_text('utf-8')
+  read = {
+    one for pair in re.findall(r"(?:_GIVEN|given|self)\.(\w+)|'(\w+)'", ''.join([source, *sources])) for one in pair
+  }
+  made = {'ClientSettings', *re.findall(r'made\((?:gl|harness)\.(\w+)', source)}
+  made |= {'AuditSettings'} if '_audited.settings(' in source else set()
+  settings = [getattr(gl, each) if hasattr(gl, each) else harness.Options for each in made]
+  assert set(own) - read - {field.name for each in settings for field in dataclasses.fields(each)} == {'v'}
 
 
 @pytest.mark.parametrize('name', NAMES)
