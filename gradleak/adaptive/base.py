@@ -227,7 +227,7 @@ class Known:
       ),
       'masked': (self.sparsifies, 'weights', 'It compares only what was sent and is not zero.'),
       'clipped': (math.isfinite(self.clip), 'clip', 'It clips what it simulates to the same norm.'),
-      'floor': (floor, 'noise', 'It stops at the distance that the noise alone would leave.'),
+      'floor': (floor, 'noise', 'It knows the variance of the noise.'),
     }
     return {name: (evidence, words) for name, (applies, evidence, words) in found.items() if applies}
 
