@@ -206,16 +206,23 @@ class Order(NamedTuple):
     undefended: the same of pairs of a method and the undefended run.
     taus: Kendall's τ-b of each group of at least three methods.
     carried: as `pairs`, without those that carry no order: both show nothing, or the undefended attack fails.
+    needed: of each of `pairs`, at most how many times the trials bring it beyond noise if its difference stays as it
+      is: 1 where it is beyond, infinity where no number does.
   """
 
   pairs: dict[str, int]
   undefended: dict[str, int]
   taus: list[float]
   carried: dict[str, int]
+  needed: list[float]
 
   def tau(self) -> float | None:
     """The median τ-b, None without a group."""
     return statistics.median(self.taus) if self.taus else None
+
+  def times(self) -> float | None:
+    """At most how many times the trials bring half of the pairs beyond noise, see `needed`; None without a pair."""
+    return sorted(self.needed)[(len(self.needed) - 1) // 2] if self.needed else None
 
 
 def order(judged: Judged) -> Order:
@@ -229,8 +236,9 @@ def order(judged: Judged) -> Order:
 
   pairs, apart, carried = (dict.fromkeys(ORDERS, 0) for _ in range(3))
   taus: list[float] = []
+  needed: list[float] = []
   if judged.outcomes is None:
-    return Order(pairs, apart, taus, carried)
+    return Order(pairs, apart, taus, carried, needed)
   groups = collections.defaultdict(list)
   bare = undefended(judged.experiment, judged.scale)
   for cell, found, status, alone in zip(judged.experiment.cells, judged.outcomes, judged.statuses, bare, strict=True):
@@ -242,17 +250,18 @@ def order(judged: Judged) -> Order:
       for other, others, second, also in members[index + 1 :]:
         if status == second == 'repeated':
           continue
-        kind = _pair((one, ours), (other, others))
+        kind, trials = _pair((one, ours), (other, others))
         if mixed and (alone or also):
           apart[kind] += 1
           continue
         pairs[kind] += 1
+        needed.append(trials)
         carried[kind] += 'no conclusion' not in (status, second) and (status, second) != ('both fail',) * 2
     methods = [(_middle(cell), found.mean) for cell, found, _, alone in members if not (mixed and alone)]
     if len(methods) > 2 and not all(status == 'repeated' for *_, status, _ in members):
       tau = float(stats.kendalltau(*zip(*methods, strict=True)).statistic)
       taus += [] if math.isnan(tau) else [tau]
-  return Order(pairs, apart, taus, carried)
+  return Order(pairs, apart, taus, carried, needed)
 
 
 def total(orders: Iterable[Order]) -> Order:
@@ -262,19 +271,21 @@ def total(orders: Iterable[Order]) -> Order:
   def added(name: str) -> dict[str, int]:
     return {kind: sum(getattr(one, name)[kind] for one in listed) for kind in ORDERS}
 
-  return Order(added('pairs'), added('undefended'), [tau for one in listed for tau in one.taus], added('carried'))
+  taus, needed = ([value for one in listed for value in getattr(one, name)] for name in ('taus', 'needed'))
+  return Order(added('pairs'), added('undefended'), taus, added('carried'), needed)
 
 
-def _pair(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> str:
-  """Returns one of `ORDERS` for two lines of a table."""
+def _pair(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[str, float]:
+  """Returns one of `ORDERS` for two lines of a table, and of `Order.needed`: an interval is as wide as 1/√trials."""
   (low, high), (least, largest) = (comparison.paper_interval(cell) for cell, _ in (one, other))  # type: ignore[misc]
   paper = _middle(one[0]) - _middle(other[0])
-  if not paper or (_noisy(one[0], other[0]) and low <= largest and least <= high):
-    return 'within noise'
   ours = comparison.difference(one, other)
-  if ours is None or ours[0] <= 0 <= ours[1]:
-    return 'within noise'
-  return 'as in the paper' if (ours[0] > 0) == (paper > 0) else 'opposite'
+  if not paper or (_noisy(one[0], other[0]) and low <= largest and least <= high) or ours is None:
+    return 'within noise', math.inf
+  if ours[0] <= 0 <= ours[1]:
+    middle, half = sum(ours) / 2, (ours[1] - ours[0]) / 2
+    return 'within noise', (half / middle) ** 2 if middle and math.isfinite(half) else math.inf
+  return 'as in the paper' if (ours[0] > 0) == (paper > 0) else 'opposite', 1.0
 
 
 def _noisy(*cells: Cell) -> bool:

@@ -4,6 +4,7 @@ Everything on them is computed from the stored rows (`results`) and from the dec
 """
 
 import collections
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from experiments import claims, comparison, judgement, results
 from experiments.experiment import Experiment, Outcome, duration
 from experiments.judgement import Judged
-from experiments.table import UNCOUNTED, VERDICT, folded, grid, markdown, ordered
+from experiments.table import MOST_TIMES, UNCOUNTED, VERDICT, folded, grid, markdown, ordered
 from gradleak.core.storage import made_folder, write_atomically
 from gradleak.report.formatting import number
 
@@ -19,6 +20,7 @@ from gradleak.report.formatting import number
 PAPERS = {'ffl': 'FFL', 'fidel': 'Fidel', 'graddefense': 'GradDefense', 'outpost': 'OUTPOST', 'dcs2': 'DCS²'}
 BESIDE = 'Beside the five papers'
 UNKNOWN = 'Cause of the differences unknown'
+NEAR = 10  # times the trials that a table has, at most: what its pages suggest to run
 
 
 def write(folder: str, stored: str, registry: Mapping[str, Experiment], scale: str) -> list[str]:
@@ -143,6 +145,21 @@ def _papers(judged: Mapping[str, Judged]) -> str:
   return grid(('paper', *judgement.ORDERS, 'median τ-b', *(f'claim {word}' for word in claims.SAID)), lines)
 
 
+def _needed(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored]) -> str:
+  """Returns the sentences on how many trials bring half of the pairs of each table beyond noise; '' without a pair."""
+  times = {name: found for name, table in judged.items() if (found := table.order.times()) is not None}
+  beyond = [name for name, found in times.items() if found <= 1]
+  near = [name for name, found in times.items() if 1 < found <= NEAR]
+  if not times:
+    return ''
+  seconds = sum(times[name] * stored[name].seconds for name in near)
+  return (
+    f'Half of the pairs or more are beyond noise in {len(beyond)} of {len(times)} tables with methods to compare. At '
+    f'most {NEAR} times the trials would do for {len(near)} more, in about {duration(seconds)}, if their differences '
+    f'stay as they are. {len(times) - len(beyond) - len(near)} would take more, or no number of trials would do.'
+  )
+
+
 def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], scale: str) -> str:
   run = sum(table.outcomes is not None for table in judged.values())
   counts, found = _sum(judged.values()), judgement.total(table.order for table in judged.values())
@@ -166,6 +183,7 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
     f'{run} of {len(judged)} declared tables are stored at scale {scale}.',
     f'{sum(found.carried.values())} pairs carry an order: the undefended attack of their column works, and one of the '
     f'two shows something. They are {carried}.',
+    _needed(judged, stored),
     'A pair is within noise where the 95 % interval of its difference, trial by trial, covers 0; a figure without an '
     'interval is taken to 5 %. The undefended line stands apart.',
     _counted(counts),
@@ -222,6 +240,13 @@ def _page(table: Judged, stored: results.Stored, pictures: str) -> str:
   made = ', '.join(f'{name} {version}' for name, version in stored.versions.items())
   revision = f', revision {stored.revision[:12]}' + stored.revision[40:] if stored.revision else ''
   again = f'`python launch/reproduce.py --experiment={experiment.name} --scale={table.scale} --data_dir=data`'
-  more += [f'Again: {again}, which took {duration(stored.seconds)}.', folded('Versions', [f'{made}{revision}.'])]
+  times = table.order.times() or 1.0
+  longer = ''
+  if 1 < times <= MOST_TIMES:
+    longer = f' With {math.ceil(times)} times the trials it would take about {duration(times * stored.seconds)}.'
+  more += [
+    f'Again: {again}, which took {duration(stored.seconds)}.{longer}',
+    folded('Versions', [f'{made}{revision}.']),
+  ]
   paths = [f'{pictures}/{name}' for name in stored.pictures]
   return markdown(experiment, table.scale, stored.seed, found, table, paths, more)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -24,6 +25,7 @@ UNCOUNTED = (
 )
 MOST_COLUMNS = 8  # of a table in Markdown
 MOST_LINES = 40  # of the tables of a page that are not folded away
+MOST_TIMES = 1000  # so many times the trials are said to be no way
 UNCOMPARED = 'No verdicts: this scale has other data and another network than the paper.'
 
 
@@ -190,6 +192,14 @@ def ordered(found: judgement.Order) -> str:
     parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} columns.')
   if any(found.undefended.values()):
     parts.append(f'Pairs of a method and no defense: {counted(found.undefended)}.')
+  times = found.times() or 1.0
+  if times > MOST_TIMES:
+    parts.append(f'Not even {MOST_TIMES:,} times the trials would bring half of the pairs of methods beyond noise.')
+  elif times > 1:
+    parts.append(
+      f'At most {math.ceil(times)} times the trials would bring half of the pairs of methods beyond noise, if their '
+      'differences stay as they are.'
+    )
   return ' '.join(parts)
 
 

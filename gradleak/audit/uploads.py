@@ -45,7 +45,7 @@ class Uploads(NamedTuple):
   changes: list[np.ndarray]
   variables: list[Tree | None]
   trained: list[np.ndarray | None]
-  like: dict[int, dict[int, tuple[Upload, Tree | None]]] = {}
+  like: dict[int, dict[int, tuple[Upload, Tree | None]]]
 
 
 class _Request(NamedTuple):

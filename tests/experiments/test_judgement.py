@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import pathlib
 import re
 
@@ -9,7 +10,7 @@ import pytest
 
 import experiments
 import launch
-from experiments import claims, comparison, judgement, pages, results
+from experiments import claims, comparison, judgement, pages, results, table
 from experiments.claims import Ordered
 from experiments.comparison import Cell, Outcome
 from experiments.experiment import Experiment, Run
@@ -109,6 +110,23 @@ def test_a_pair_is_compared_trial_by_trial():
   assert order((*WORKS, *wide, *above)).pairs == {'as in the paper': 2, 'opposite': 0, 'within noise': 0}
   apart = tuple(one._replace(values={}) for one in wide)
   assert order((*WORKS, *apart, *above)).pairs['within noise'] == 2
+
+
+def test_it_is_said_how_many_trials_would_decide_half_of_the_pairs():
+  def near(gap):  # intervals of ±10 that are not paired
+    return tuple(
+      one._replace(mean=one.mean + gap, low=one.low + gap, high=one.high + gap, values={})
+      for one in (outcome(10, 20, 30, recovered=1), outcome(10, 20, 30, recovered=1))
+    )
+
+  found = order((*WORKS, *near(0), *near(5)))
+  assert found.needed == [16, 16] and found.times() == 16  # a half-width of 20 has to become one of 5
+  assert 'At most 16 times the trials would bring half' in table.ordered(found)
+  assert order((*WORKS, *near(0), *near(0))).times() == math.inf
+  assert 'Not even 1,000 times' in table.ordered(order((*WORKS, *near(0), *near(0.1))))
+  decided = order((*WORKS, *near(0), *near(50)))
+  assert decided.needed == [1, 1] and 'trials' not in table.ordered(decided)
+  assert judgement.total([found, decided]).times() == 1  # two of four
 
 
 def test_a_pair_within_the_papers_noise_has_no_order():

@@ -113,7 +113,8 @@ def scored(group: Group, update: Tree, made: lanes.Table, found: Any, size: int)
   mask = jax.tree.map(lambda x: np.full((1, 1), bool(np.any(x))), update)
   upload = Upload(alone, mask, np.full((1, 1), group.settings.batch_size, np.int32))  # type: ignore[arg-type]
   unknown = np.full(1, np.nan)  # the undefended upload, which a change is measured from, is not there
-  sent = Uploads(np.zeros(1, int), np.arange(group.settings.controls), [upload] * 2, [unknown] * 2, [None] * 2, [None])
+  controls = np.arange(group.settings.controls)
+  sent = Uploads(np.zeros(1, int), controls, [upload] * 2, [unknown] * 2, [None] * 2, [None], {})
   at_truth = driver.evaluate(*lanes.judged_at_truth(group, made), Layout(size))
   last = np.asarray([made.num_steps])
   curves = np.asarray(found.objective)[:, np.newaxis]
