@@ -248,3 +248,18 @@ def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table():
   tables = dict(re.findall(r'^\| \[.+?\]\((\w+)\.md\) \| .+ \| (\*\*.+?\*\*|no claim) \|', text, re.M))
   assert sorted(tables) == sorted(results.read(TABLES, 'mini'))
   assert all((said == 'no claim') == (not claims.CLAIMS.get(name)) for name, said in tables.items())
+
+
+def test_pages_say_which_tables_have_decided_half_of_their_pairs_and_what_the_others_would_take():
+  stored = results.read(TABLES, 'mini')
+  made = pages.pages(stored, experiments.REGISTRY, 'mini', 'there')
+  times = {name: one.order.times() for name, one in pages.judge(stored, experiments.REGISTRY, 'mini').items()}
+  times = {name: found for name, found in times.items() if found is not None}
+  decided, few = (
+    [name for name, found in times.items() if low <= found <= high] for low, high in ((0, 1), (1.001, 10))
+  )
+  assert f'beyond noise in {len(decided)} of {len(times)} tables' in made['index.md']
+  assert f'10 times the trials would do for {len(few)} more' in made['index.md']
+  for name, found in times.items():
+    longer = re.search(r'With (\d+) times the trials it would take about', made[f'{name}.md'])
+    assert (longer and int(longer[1])) == (math.ceil(found) if 1 < found <= table.MOST_TIMES else None), name
