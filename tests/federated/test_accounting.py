@@ -147,10 +147,10 @@ def test_the_round_at_which_a_budget_is_spent(noise, rate, budget):
 
 def test_the_same_figure_is_computed_once():
   found = ledger('client_dp(norm=1,noise=3.21)', server_noise=4.32).epsilon(20, 2)
-  misses = accounting._epsilon.cache_info().misses
+  misses = differential_privacy._composed.cache_info().misses
   again = ledger('client_dp(norm=9,noise=3.21)', server_noise=4.32)
   assert again.epsilon(20, 2) == found
-  assert accounting._epsilon.cache_info().misses == misses
+  assert differential_privacy._composed.cache_info().misses == misses
   assert again.epsilon(21, 2) == found  # the client's, which is the less, is spent as it was
 
 
