@@ -146,8 +146,10 @@ def test_the_round_at_which_a_budget_is_spent(noise, rate, budget):
 
 
 def test_the_same_figure_is_computed_once():
+  differential_privacy._composed.cache_clear()
   found = ledger('client_dp(norm=1,noise=3.21)', server_noise=4.32).epsilon(20, 2)
   misses = differential_privacy._composed.cache_info().misses
+  assert misses == 2  # the client's and the server's
   again = ledger('client_dp(norm=9,noise=3.21)', server_noise=4.32)
   assert again.epsilon(20, 2) == found
   assert differential_privacy._composed.cache_info().misses == misses
