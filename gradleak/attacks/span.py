@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
 from gradleak.attacks import base, span_assembly, span_decoder, span_encoder, span_sparse, span_targets, subspace
 from gradleak.attacks.span_decoder import Prefix
@@ -37,12 +36,14 @@ def tokens_of(table_gradient: Any, noise: float = 0.0) -> np.ndarray:
     noise: known variance of the noise in each entry. It is also read from the rows themselves, of which most are of
       tokens that do not occur.
   """
+  from scipy import stats  # importing it takes a quarter of the time of `import gradleak`
+
   squares = np.sum(np.square(np.asarray(table_gradient, np.float64)), axis=1)
   width = np.shape(table_gradient)[1]
   level = max(noise, float(np.median(squares)) / width)
   if level == 0:
     return np.flatnonzero(squares)
-  most = scipy.stats.chi2.isf(0.5 / len(squares), width)
+  most = stats.chi2.isf(0.5 / len(squares), width)
   return np.flatnonzero(squares > level * most)
 
 

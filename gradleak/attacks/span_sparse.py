@@ -13,7 +13,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
 
 from gradleak.attacks import subspace
 from gradleak.attacks.span_decoder import Block
@@ -157,11 +156,13 @@ def _whole(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
   The shares of rows are those of least squares that are not negative; the shares of one row add up to 1.
   """
+  from scipy import optimize
+
   (count, _), length = rows.shape, len(columns)
   if count * length > VARIABLES:
     return np.zeros((count, length), bool)
   once = np.linalg.norm(rows, axis=1).mean() * np.tile(np.eye(count), length)
   sums = np.concatenate([np.kron(np.eye(length), rows.T), once])
   target = np.concatenate([columns.ravel(), once.max() * np.ones(count)])
-  shares, _ = scipy.optimize.nnls(sums, target, maxiter=30 * count * length)
+  shares, _ = optimize.nnls(sums, target, maxiter=30 * count * length)
   return shares.reshape(length, count).T > 0.5

@@ -6,6 +6,7 @@ relation: `Epsilon` holds both, with whom it protects, what is published, and ho
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import warnings
@@ -306,16 +307,22 @@ def epsilon(
   noise /= SENSITIVITIES[relation]
   if noise < 1e-100:  # 1/noise² is about to leave the range of floats
     return math.inf
+  return _composed(float(noise), int(steps), float(sampling_rate), float(delta), accountant)
+
+
+@functools.cache
+def _composed(noise: float, steps: int, sampling_rate: float, delta: float, accountant: str) -> float:
+  """Returns `epsilon` of releases whose sensitivity is one; pages and trainings ask for the same values repeatedly."""
   import dp_accounting
   from dp_accounting import pld, rdp
 
-  event = dp_accounting.GaussianDpEvent(float(noise))
+  event = dp_accounting.GaussianDpEvent(noise)
   if sampling_rate < 1:
-    event = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), event)
+    event = dp_accounting.PoissonSampledDpEvent(sampling_rate, event)
   concentrated = noise / max(1.0, sampling_rate * math.sqrt(steps)) >= 0.3
   ledger = pld.PLDAccountant() if accountant == 'pld' and concentrated else rdp.RdpAccountant()
   with _without_series_warnings():
-    return float(ledger.compose(event, int(steps)).get_epsilon(float(delta)))
+    return float(ledger.compose(event, steps).get_epsilon(delta))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Privacy accounting of a training: ε(δ) of all that was published so far."""
 
 import dataclasses
-import functools
 import math
 from typing import Annotated, Any
 
@@ -9,8 +8,6 @@ from gradleak.core import errors
 from gradleak.core.settings import NonNegative, Range, check_fields, ranged
 from gradleak.defenses import Defense, Mechanism, differential_privacy, guarantees
 from gradleak.defenses.differential_privacy import Epsilon
-
-_epsilon = functools.cache(differential_privacy.epsilon)  # a training needs the same values at every round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +107,7 @@ class Ledger:
   def _spent(self, noise: float, steps: int, sampling_rate: float = 1.0) -> float:
     if steps == 0:
       return 0.0
-    return _epsilon(
+    return differential_privacy.epsilon(
       noise,
       self.relation,
       steps=steps,

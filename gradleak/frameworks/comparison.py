@@ -170,16 +170,19 @@ def _quick(
   usual = ClientSettings()
   if any(getattr(settings, name) != getattr(usual, name) for name in _NOT_QUICK):
     return _simulated(model, variables, num_classes, settings, samples, targets)
-  client = settings.client(model, num_classes)
+  settings.client(model, num_classes)  # refuses settings that do not go together
+  client = dataclasses.replace(settings, accumulate=1).client(model, num_classes)
   gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
   optimizer = promoting(client.optimizer)
-  params, size = variables['params'], settings.local_batch_size or len(samples)
+  params, size, steps = variables['params'], settings.local_batch_size or len(samples), settings.accumulate
   state = optimizer.init(params)
-  update = optimizer.update if settings.accumulate == 1 else jax.jit(optimizer.update)  # its condition, at each step
   dropped = len(samples) % size if settings.last_batch == 'dropped' else 0
-  for start in list(range(0, len(samples) - dropped, size)) * settings.local_epochs:
-    part = slice(start, start + size)
-    updates, state = update(gradient({**variables, 'params': params}, samples[part], targets[part]), state, params)
+  starts = list(range(0, len(samples) - dropped, size)) * settings.local_epochs
+  for first in range(0, len(starts) - steps + 1, steps):
+    parts = [slice(start, start + size) for start in starts[first : first + steps]]
+    found = [gradient({**variables, 'params': params}, samples[part], targets[part]) for part in parts]
+    mean = found[0] if steps == 1 else jax.tree.map(lambda *each: sum(each) / steps, *found)
+    updates, state = optimizer.update(mean, state, params)
     params = optax.apply_updates(params, updates)
   return jax.device_get(jax.tree.map(lambda a, b: a - b, params, variables['params']))
 

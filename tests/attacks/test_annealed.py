@@ -36,7 +36,7 @@ def seen():
   rows, columns = jnp.meshgrid(jnp.linspace(0, 1, 12), jnp.linspace(0, 1, 12), indexing='ij')
   image = jnp.stack([jnp.where(rows + columns < 0.9, 0.8, 0.3), 0.7 * rows, jnp.where(columns > 0.6, 0.9, 0.2)], -1)
   client, labels = gl.Client(model, 4), jnp.eye(4)[:1]
-  sent = client.local_update(None, variables, image[None], labels).update
+  sent = jax.jit(client.local_update)(None, variables, image[None], labels).update
   return client, gl.Observation(variables, sent, labels, gl.Knowledge(), (1, *SHAPE), 4), image
 
 

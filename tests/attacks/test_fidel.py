@@ -176,13 +176,13 @@ def test_the_gradient_of_normalised_pixels_is_made_that_of_the_pixels(name):
   client, images, labels = Client(model, 4), jax.random.uniform(jax.random.key(0), (3, 4, 5, 3)), jax.numpy.arange(3)
   variables = model.init(jax.random.key(1), (4, 5, 3))
   variables = {**variables, 'params': jax.tree.map(lambda x: x + 0.1, variables['params'])}  # with biases
-  update = client.local_update(None, variables, images, labels).update
+  update = jax.jit(client.local_update)(None, variables, images, labels).update
   seen = Observation(variables, update, jax.nn.one_hot(labels, 4), Knowledge(), images.shape, 4)
   changed, plain = in_pixels(model, seen), Client(PLAIN[name](), 4)
   assert plain.model.normalisation is None
   logits, _ = plain.model.apply(changed.variables, images, False, None)
   np.testing.assert_allclose(logits, model.apply(variables, images, False, None)[0], rtol=1e-4, atol=1e-5)
-  theirs = plain.local_update(None, changed.variables, images, labels).update
+  theirs = jax.jit(plain.local_update)(None, changed.variables, images, labels).update
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), changed.update, theirs)
   assert in_pixels(plain.model, changed) is changed
 

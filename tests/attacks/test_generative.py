@@ -65,7 +65,7 @@ def observed(linear, loaded, *change):
   client, variables = linear
   image = loaded.make(loaded.weights, jnp.asarray([[1.0, -0.5, 0.3]]), *change)
   labels = jnp.asarray([1])
-  update = client.local_update(None, variables, image, labels).update
+  update = jax.jit(client.local_update)(None, variables, image, labels).update
   return Observation(
     variables, update, jax.nn.one_hot(labels, 3), Knowledge(labels='known'), image.shape, 3,
     prepared=jax.tree.map(jnp.asarray, loaded.weights),

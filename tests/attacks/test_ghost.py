@@ -97,7 +97,7 @@ def test_weights_of_tensors_and_lanes():
 
 def test_second_derivatives_of_products():
   client, variables, images, labels = problem(models.create('mlp(widths=32,activation=tanh)', 5, init='default'), 8, 1)
-  observed = client.gradient(variables, images[0], labels)
+  observed = jax.jit(client.gradient)(variables, images[0], labels)
 
   def length(images, distance):
     return jnp.sum(jnp.square(jax.grad(distance)(images)))
@@ -113,7 +113,7 @@ def test_second_derivatives_of_products():
 
 
 def observation(client, variables, images, labels, **options):
-  update = client.local_update(None, variables, images, labels).update
+  update = jax.jit(client.local_update)(None, variables, images, labels).update
   return Observation(variables, update, labels, Knowledge(), images.shape, 5, **options)
 
 

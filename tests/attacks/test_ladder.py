@@ -131,7 +131,7 @@ def test_signs_are_matched_in_the_direction_of_the_update(seen, share):
   settings = gl.ClientSettings(share=share, **({'optimizer': 'adam'} if share == 'delta' else {}))
   client = settings.client(client.model, 10)
   images = jnp.asarray(gl.data.load('digits', limit=1).samples)
-  sent = client.local_update(None, observation.variables, images, observation.targets).update
+  sent = jax.jit(client.local_update)(None, observation.variables, images, observation.targets).update
   signs = jax.tree.map(jnp.sign, sent)
   simulated = simulation.Simulation(match='sign').update(client, observation.variables, images, observation.targets)
   near, far = (float(cosine(one, signs)) for one in (simulated, jax.tree.map(jnp.negative, simulated)))

@@ -20,19 +20,19 @@ def problem():
   client = Client(model, CLASSES, share='delta', optimizer=optax.sgd(0.05), epochs=2, batch_size=2)
   variables = model.init(jax.random.key(0), SHAPE[1:])
   images, labels = jax.random.uniform(jax.random.key(1), SHAPE), jax.nn.one_hot(jnp.arange(4), CLASSES)
-  update = client.local_update(None, variables, images, labels).update
+  update = jax.jit(client.local_update)(None, variables, images, labels).update
   seen = Observation(variables, update, labels, Knowledge(share='delta', local_steps=4), SHAPE, CLASSES)
   return client, seen, images
 
 
 def distance(client, seen, images, place=None, **settings):
   matching = attacks.csdlg(steps=1, tv=0.0, **settings)(client).init.__self__
-  return float(matching.losses(seen, images, seen.targets, None, place)[1])
+  return float(jax.jit(matching.losses)(seen, images, seen.targets, None, place)[1])
 
 
 def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
   client, seen, images = problem
-  gradient = client.gradient(seen.variables, images, seen.targets)
+  gradient = jax.jit(client.gradient)(seen.variables, images, seen.targets)
   expected = 1 - trees.cosine(simulation.reverse(gradient), seen.update)
   found = distance(client, seen, images, match='approximation')
   np.testing.assert_allclose(found, expected, rtol=1e-3)
@@ -61,7 +61,7 @@ def test_assumptions_about_the_training_change_the_simulation_alone(problem):
     assert distance(client, seen, images, **wrong) > exact + 1e-5, wrong
   assert distance(client, seen, images, epochs=2, batch_size=2, rate=1.0) == exact
   own = dataclasses.replace(client, optimizer=optax.sgd(0.05 / 5))
-  there = own.local_update(None, seen.variables, images, seen.targets).update
+  there = jax.jit(own.local_update)(None, seen.variables, images, seen.targets).update
   np.testing.assert_allclose(
     distance(own, dataclasses.replace(seen, update=there), images), distance(own, seen, images, rate=5.0), atol=1e-6
   )
@@ -121,7 +121,7 @@ def test_an_approximation_has_the_scale_of_the_delta(problem):
     for ours, theirs in zip(jax.tree.leaves(update), jax.tree.leaves(gradient), strict=True):
       np.testing.assert_allclose(ours, -0.05 * steps * theirs, rtol=1e-4, atol=1e-9)
   once = dataclasses.replace(client, epochs=1, batch_size=None)
-  delta = once.local_update(None, seen.variables, images, seen.targets)
+  delta = jax.jit(once.local_update)(None, seen.variables, images, seen.targets)
   matching = attacks.dga(steps=1, match='approximation')(once).init.__self__
   observed = Observation(seen.variables, delta.update, seen.targets, Knowledge(share='delta'), SHAPE, CLASSES)
   assert float(matching.losses(observed, images, seen.targets)[1]) < 1e-6 * float(trees.squared_norm(delta.update))

@@ -24,7 +24,7 @@ LABELS = jnp.arange(TOTAL)
 def seen_by(**settings):
   client = Client(models.create('mlp(widths=16)', 4, init='default'), 4, **settings)
   variables = client.model.init(jax.random.key(2), IMAGES.shape[1:])
-  update = client.local_update(None, variables, IMAGES, LABELS).update
+  update = jax.jit(client.local_update)(None, variables, IMAGES, LABELS).update
   labels = jax.nn.one_hot(LABELS, 4)
   return client, Observation(variables, update, labels, Knowledge(), IMAGES.shape, 4)
 
@@ -48,10 +48,11 @@ def test_the_term_is_that_of_the_mean_gradient_of_the_subset(size):
   value, (objective, apart) = jax.jit(matching.searched)({'images': DUMMY}, state, seen)
   some = np.asarray(chosen(Subsets(size, 0.25, 0), 0))
   assert len(some) == size
-  subset = client.gradient(seen.variables, DUMMY[some], LABELS[some])
+  gradient = jax.jit(client.gradient)
+  subset = gradient(seen.variables, DUMMY[some], LABELS[some])
   factor = (TOTAL - size) / (size * (TOTAL - 1))
   term = square(trees.subtract(subset, seen.update)) / factor
-  whole = square(trees.subtract(client.gradient(seen.variables, DUMMY, LABELS), seen.update))
+  whole = square(trees.subtract(gradient(seen.variables, DUMMY, LABELS), seen.update))
   np.testing.assert_allclose([objective, apart], whole, rtol=1e-5)
   np.testing.assert_allclose(value, 0.75 * whole + 0.25 * term, rtol=1e-5)
 
@@ -59,8 +60,9 @@ def test_the_term_is_that_of_the_mean_gradient_of_the_subset(size):
 def test_its_expectation_is_that_of_the_docstring():
   """Over all subsets, which are drawn equally often."""
   client, seen = seen_by()
-  each = [client.gradient(seen.variables, DUMMY[i : i + 1], LABELS[i : i + 1]) for i in range(TOTAL)]
-  whole = client.gradient(seen.variables, DUMMY, LABELS)
+  gradient = jax.jit(client.gradient)
+  each = [gradient(seen.variables, DUMMY[i : i + 1], LABELS[i : i + 1]) for i in range(TOTAL)]
+  whole = gradient(seen.variables, DUMMY, LABELS)
   variance = np.mean([square(trees.subtract(one, whole)) for one in each])
 
   @jax.jit

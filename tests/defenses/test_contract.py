@@ -354,10 +354,11 @@ def test_missing_extra_arguments_are_named(name, samples):
   defense, needs = make(name, sample), CASES[name].needs
   for missing in needs:
     with pytest.raises(errors.UsageError) as caught:
-      apply(defense, sample, **{missing: None})
+      jax.eval_shape(lambda: apply(defense, sample, **{missing: None}))  # noqa: B023 called at once
     assert name in str(caught.value) and missing in str(caught.value) and '\n' not in str(caught.value)
   if not needs:
-    assert_equal(defense.update(sample.updates, defense.init(sample.params))[0], apply(defense, sample))
+    bare = jax.jit(lambda updates: defense.update(updates, defense.init(sample.params))[0])
+    assert_equal(bare(sample.updates), jax.jit(lambda updates: apply(defense, sample, updates=updates))(sample.updates))
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -400,7 +401,7 @@ def test_another_defense_may_follow(name, samples, compiled):
 def test_masked_tensors_are_left_alone(name, samples):
   sample = samples['normed']
   mask = {layer: layer == 'Dense_0' for layer in sample.updates}
-  masked = apply(optax.masked(make(name, sample), mask), sample)
+  masked = jax.jit(lambda key: apply(optax.masked(make(name, sample), mask), sample, key))(jax.random.clone(KEY))
   for layer in sample.updates:
     if mask[layer]:
       assert difference(masked[layer], sample.updates[layer]) > 0.01

@@ -200,8 +200,8 @@ def test_a_users_own_function_on_the_samples(context):
   dark = defenses.wrap(lambda key, images, labels: (0.5 * images, labels), 'data', label='dark')
   client = defenses.bind(dark, context).client(context.client)
   images, labels = jnp.ones((2, 8, 8, 1)), jnp.asarray([1, 2])
-  found = client.local_update(None, context.variables, images, labels).update
-  expected = context.client.local_update(None, context.variables, 0.5 * images, labels).update
+  found = jax.jit(client.local_update)(None, context.variables, images, labels).update
+  expected = jax.jit(context.client.local_update)(None, context.variables, 0.5 * images, labels).update
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   np.testing.assert_array_equal(dark(None, images, labels)[0], 0.5)
   with pytest.raises(errors.UsageError, match=r'dark acts on the samples: call it as a function'):

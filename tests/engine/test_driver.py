@@ -550,7 +550,7 @@ class Batch(Build):
 
 def make_batch(images, labels):
   (build, (variables, _, onehot), lanes) = make_table(images, labels)
-  update = build.client.local_update(None, variables, jnp.asarray(images[:4]), onehot[:4]).update
+  update = jax.jit(build.client.local_update)(None, variables, jnp.asarray(images[:4]), onehot[:4]).update
   return Batch(build.client), (variables, update, onehot[:4]), choose(lanes, [0, 1, 2])
 
 

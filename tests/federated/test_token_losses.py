@@ -16,12 +16,22 @@ MASK = 1
 def of_batch(client, variables, samples, labels):
   """Returns the loss of a batch, as the client computes it."""
   samples, targets = client._samples(jnp.asarray(samples), jnp.asarray(labels))
-  each, _ = per_example_loss(client.network, client.loss, variables, samples, targets)
-  return float(client.loss.reduced(each, targets, jnp.ones(len(samples))))
+
+  @jax.jit
+  def loss(variables):
+    each, _ = per_example_loss(client.network, client.loss, variables, samples, targets)
+    return client.loss.reduced(each, targets, jnp.ones(len(samples)))
+
+  return float(loss(variables))
 
 
 def logits(client, variables, samples):
-  return np.asarray(client.model.apply(variables, jnp.asarray(samples), False, None)[0], np.float64)
+  apply = jax.jit(client.model.apply, static_argnums=(2, 3))
+  return np.asarray(apply(variables, jnp.asarray(samples), False, None)[0], np.float64)
+
+
+def gradient(made, samples, labels):
+  return jax.jit(made.client.gradient)(made.variables, jnp.asarray(samples), jnp.asarray(labels))
 
 
 @pytest.fixture(scope='module')
@@ -67,16 +77,14 @@ def test_one_hot_probabilities_give_the_gradient_of_ids(loss, head, kind):
   samples = made.samples[:2].copy()
   samples[0, 5:] = 0
   relaxed = jnp.asarray(texts.one_hot(samples, made.client.num_classes))
-  both = [
-    made.client.gradient(made.variables, x, jnp.asarray(made.targets[:2])) for x in (jnp.asarray(samples), relaxed)
-  ]
+  both = [gradient(made, x, made.targets[:2]) for x in (samples, relaxed)]
   for a, b in zip(*map(jax.tree.leaves, both), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(a).max()) + 1e-9)
 
 
 def test_what_the_labels_say_changes_no_gradient(scenario):
-  samples = jnp.asarray(scenario.samples[:2])
-  first, second = (scenario.client.gradient(scenario.variables, samples, jnp.asarray(y)) for y in ([0, 1], [4, 4]))
+  samples = scenario.samples[:2]
+  first, second = (gradient(scenario, samples, y) for y in ([0, 1], [4, 4]))
   assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True))
 
 
@@ -84,11 +92,11 @@ def test_sequences_of_one_token(scenario):
   """Nothing follows: alone the gradient is zero and finite, beside others they count for nothing."""
   samples = scenario.samples[:2].copy()
   samples[0, 1:] = 0
-  labels = jnp.asarray(scenario.targets[:2])
-  alone = scenario.client.gradient(scenario.variables, jnp.asarray(samples[:1]), labels[:1])
+  labels = scenario.targets[:2]
+  alone = gradient(scenario, samples[:1], labels[:1])
   assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(alone))
-  both = scenario.client.gradient(scenario.variables, jnp.asarray(samples), labels)
-  other = scenario.client.gradient(scenario.variables, jnp.asarray(samples[1:]), labels[1:])
+  both = gradient(scenario, samples, labels)
+  other = gradient(scenario, samples[1:], labels[1:])
   for a, b in zip(*map(jax.tree.leaves, (both, other)), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -97,11 +105,9 @@ def test_a_mean_over_local_batches_counts_positions(scenario):
   """A gradient of a batch is that of its parts, weighted by the positions that count."""
   samples = scenario.samples[:2].copy()
   samples[0, 4:] = 0
-  labels = jnp.asarray(scenario.targets[:2])
-  parts = [
-    scenario.client.gradient(scenario.variables, jnp.asarray(samples[i : i + 1]), labels[i : i + 1]) for i in (0, 1)
-  ]
-  whole = scenario.client.gradient(scenario.variables, jnp.asarray(samples), labels)
+  labels = scenario.targets[:2]
+  parts = [gradient(scenario, samples[i : i + 1], labels[i : i + 1]) for i in (0, 1)]
+  whole = gradient(scenario, samples, labels)
   for a, b, c in zip(*map(jax.tree.leaves, (*parts, whole)), strict=True):
     np.testing.assert_allclose((3 * a + 9 * b) / 12, c, atol=1e-6)
 

@@ -9,7 +9,7 @@ from gradleak.metrics import revealed
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
-fully_revealed = jax.jit(revealed.fully_revealed, static_argnames='signed')
+fully_revealed = jax.jit(revealed.fully_revealed, static_argnames=('signed', 'blank'))
 
 
 def naive(reconstructions, truth, signed=True):
@@ -79,11 +79,11 @@ def test_what_has_no_correlation_is_revealed_by_its_error():
   truth = truth.astype(np.float32)
   noise = np.random.default_rng(1).normal(scale=1e-3, size=truth.shape).astype(np.float32)
   shown = np.concatenate([np.full_like(truth[:1], np.inf), truth[::-1] + noise])
-  assert revealed.fully_revealed(shown, truth).samples.tolist() == [False, False, True]
-  found = revealed.fully_revealed(shown, truth, within=revealed.LEVEL)
+  assert fully_revealed(shown, truth).samples.tolist() == [False, False, True]
+  found = fully_revealed(shown, truth, within=revealed.LEVEL)
   assert found.samples.tolist() == [True, True, True] and found.neuron.tolist() == [3, 2, 1]
   assert np.isnan(found.correlation).tolist() == [True, True, False]
-  left = revealed.fully_revealed(truth, truth, within=revealed.LEVEL, blank=False)
+  left = fully_revealed(truth, truth, within=revealed.LEVEL, blank=False)
   assert left.samples.tolist() == [False, True, True]
 
 

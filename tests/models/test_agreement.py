@@ -49,7 +49,7 @@ class Original:
     self.samples, self.targets = np.asarray(jax.random.uniform(key, (3, *SHAPE))), np.array([0, 3, 1])
     self.logits = np.asarray(model.apply(self.variables, self.samples)[0])
     client = gl.ClientSettings().client(model, self.logits.shape[1])
-    self.gradient = client.local_update(None, self.variables, self.samples, self.targets).update
+    self.gradient = jax.jit(client.local_update)(None, self.variables, self.samples, self.targets).update
 
   def outputs(self):
     """Returns what hooks save of `Net` with slope 0."""

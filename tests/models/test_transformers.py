@@ -300,7 +300,8 @@ def test_the_first_block_is_that_of_the_network(spec):
   attended = models.transformers.attention(*block.tokens(variables, x), block.heads, seen)
   mixed = block.mixed(variables, x if block.normalised_sum else plain, attended)
   following = block.following(variables, x if block.normalised_sum else plain, attended)
-  gradient = jax.grad(lambda params: jnp.sum(model.apply({'params': params}, ids)[0] ** 2))(variables['params'])
+  squares = jax.jit(jax.grad(lambda params: jnp.sum(model.apply({'params': params}, ids)[0] ** 2)))
+  gradient = squares(variables['params'])
   assert trees.get(gradient, block.table).shape == (V, D)
   for inputs, paths in ((x, block.projections), (mixed, block.second), (following, block.next_projections)):
     counted = np.asarray(inputs)[np.asarray(IDS != 10)].T  # [d, tokens]

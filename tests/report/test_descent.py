@@ -22,6 +22,7 @@ def test_one_panel_per_attack_names_every_defense(result, panels):
   for svg in panels.values():
     assert set(result.config['defenses']) <= set(texts(svg))
     assert 'objective at the private images' in texts(svg)
+    assert {'1e−03', '1', '10', '100'} <= set(texts(svg))  # powers of both axes, in plain text
 
 
 def test_panels_take_their_ink_from_the_page_and_share_no_ids(panels):
