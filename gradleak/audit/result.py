@@ -17,6 +17,7 @@ from gradleak.core import errors
 from gradleak.defenses import guarantees
 from gradleak.defenses.defense import Defense, remarks
 from gradleak.federated.inspection import inspect
+from gradleak.modalities import of_rows
 
 _INSPECTED = 32  # samples of the client that its check of the model is given
 
@@ -124,7 +125,8 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
   def position(entry: tuple) -> tuple:
     row = entry[0]
     if row['control']:
-      return plan.attacks.index(row['attack']), 1, 0, 0, row['trial']
+      threshold = [str(row[name]) for name in of_rows([row]).controls]  # one control has one
+      return plan.attacks.index(row['attack']), 1, 0, 0, row['trial'], row['adaptive'] or '', threshold
     adaptive = order[row['defense']].index(row['adaptive'] or 'non-adaptive')
     return plan.attacks.index(row['attack']), 0, plan.defenses.index(row['defense']), adaptive, row['trial']
 

@@ -49,6 +49,12 @@ def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
   }
 
 
+def _seen(entry: Mapping[str, Any], side: str) -> list[float]:
+  """Returns the upper ends of what an attacker sees: of images that are recognisable, then of each level."""
+  levels = entry[side]['levels']
+  return [one['high'] for one in (*(one for one in levels if one['level'] == SHOWN), *levels)]
+
+
 def _side(side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what is to be said of one kind of server."""
   open_ = [_level(entry, side) for entry in undefended if entry[side]]
@@ -57,10 +63,7 @@ def _side(side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Ma
   if not open_ or not cheap:
     return []
 
-  def shown(entry: Mapping[str, Any]) -> tuple:
-    return _level(entry, side)['range']['success_high'], _level(entry, 'honest')['range']['success_high']
-
-  best = min(cheap, key=lambda entry: (*shown(entry), entry['defense']))
+  best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
   level = _level(best, side)
   high = level['range']['success_high']
   name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
@@ -72,7 +75,11 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
   known = [entry for entry in cheap if entry.get('likelihood')]
   if not known or not any(entry.get('likelihood') for entry in undefended):
     return []
-  best = min(known, key=lambda entry: entry['likelihood']['identified'] / entry['likelihood']['n'])
+
+  def share(entry: Mapping[str, Any]) -> float:
+    return entry['likelihood']['identified'] / entry['likelihood']['n']
+
+  best = min(known, key=lambda entry: (share(entry), entry['cost']['points']))
   seen = best['likelihood']
   facts = {'best': best['defense'], **{key: seen[key] for key in ('identified', 'n', 'candidates')}}
   everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)

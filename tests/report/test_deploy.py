@@ -77,6 +77,21 @@ def test_a_tie_under_a_malicious_server_goes_to_who_hides_more_from_a_curious_on
   assert [one.facts['best'] for one in told] == ['b', 'b']
 
 
+def test_a_tie_goes_to_who_hides_more_at_the_other_levels_and_then_to_the_cheaper_one():
+  def named(defense, reidentified, points):
+    made = entry(defense, 0, cost=(points, [points - 1, points + 1]))
+    made['honest']['levels'][2:] = side(reidentified, 40)['levels'][2:]
+    return made
+
+  def best(*entries):
+    return deploy.advice([NONE, *entries])[0].facts['best']
+
+  assert best(named('a', 30, 0.0), named('b', 3, 1.0)) == 'b'
+  assert best(named('a', 3, 2.0), named('b', 3, 1.0)) == 'b'
+  listed = [entry('a', 0, cost=(2.0, [1.0, 3.0]), likelihood=12), entry('b', 0, likelihood=12)]
+  assert deploy.advice([NONE, *listed])[-1].facts['best'] == 'b'
+
+
 def test_a_list_of_candidates_needs_no_picture():
   assert names(NONE, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
   told = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
