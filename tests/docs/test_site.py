@@ -355,7 +355,10 @@ def test_answers_are_those_of_the_leaderboard(extensions):
         assert f'{facts["n"]} of {facts["n"]} named among {facts["candidates"]} others' in line
       elif kind == 'blind_honest':
         assert f'reconstructions fail even undefended (0 of {facts["n"]})' in line
-  assert 'Nothing here hides whose sample' in led and 'on none of the 2 tasks' in led
+  names = [finding.name for of in board._newest(entries) for finding in deploy.advice(of)]
+  assert ('Nothing here hides whose sample' in led) == ('deploy.listed' not in names)
+  recovered = sum(name.endswith('_honest') and not name.startswith('deploy.blind') for name in names)
+  assert f'on {names.count("deploy.hidden_honest") or "none"} of the {recovered} tasks' in led
 
 
 def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
