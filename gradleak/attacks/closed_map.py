@@ -8,22 +8,24 @@ the map up to its scale.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
+import scipy.sparse.linalg
 
 from gradleak.models.stages import Stages
 
 _INVARIANT = 1e-3  # relative; rounding behind a norm is about 1e-6
-_OVERLAP = 4  # filters that see an entry of the map, on average
-_MOST = 12_000  # entries of a map; the matrix of its quadratic form takes a gigabyte
+_REDUNDANT = 1.5  # equations for each unknown
 _RANK = 1e-5  # of the largest singular value; what is smaller is rounding
 _SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
 _SWEEPS = 12  # over the directions that are missing
+_INVERSES = 4
+_PROBES = 8  # of the mean eigenvalue
+_ITERATIONS, _TOLERANCE = 3000, 1e-7  # of conjugate gradients
 EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
 
 
@@ -84,9 +86,20 @@ def unread(net_of: Callable[[], Stages], place: int) -> str:
       f'has {height}×{width} positions, and its first convolution {channels} channels; it needs '
       f'{height * width - centred}{why}'
     )
-  if np.prod(net_of().shapes[stage.kernel]) / channels * height * width < _OVERLAP * entries:
+  positions, filters = height * width, int(np.prod(net_of().shapes[stage.kernel])) // channels
+  # An entry that several filters see is the same for all; unknown are the combinations of rows, and the mean patch.
+  if positions * filters - entries < _REDUNDANT * (positions * (positions - centred) + centred * filters):
     return 'has filters that hardly overlap'
-  return f'has {entries:,} entries, more than the {_MOST:,} of the closed form' if entries > _MOST else ''
+  return ''
+
+
+def grounded(x: Any, classes: Sequence[tuple[int, int, int]]) -> np.ndarray:
+  """Returns a map without negative entries that is zero somewhere in each class of `Blind` and channel."""
+  x = np.array(x)
+  for row, column, step in classes:
+    part = x[:, row::step, column::step]
+    part -= part.min(axis=(1, 2), keepdims=True)
+  return np.maximum(x, 0)
 
 
 def found(net_of: Callable[[], Stages], place: int, gradient: Any) -> tuple[np.ndarray, float]:
@@ -97,23 +110,15 @@ def found(net_of: Callable[[], Stages], place: int, gradient: Any) -> tuple[np.n
     place: of the stage, where nothing is `unread`.
     gradient: of its first convolution's weight.
   """
-  stage = net_of().stages[place]
-  centred = blind(net_of, place).mean
-  channels, size = stage.produced[-1], int(np.prod(stage.shape))
-  direction, eigenvalue = direction_of(patches(net_of, place), rows(np.asarray(gradient), channels), size, centred)
-  x = np.maximum(direction, 0).reshape(stage.shape)
+  stage, unseen = net_of().stages[place], blind(net_of, place)
+  numbered = np.arange(np.prod(stage.shape)).reshape(stage.shape)
+  level = [numbered[0, row::step, column::step].reshape(-1, stage.shape[-1]).T for row, column, step in unseen.classes]
+  own = rows(np.asarray(gradient), stage.produced[-1])
+  x, eigenvalue = direction_of(
+    patches(net_of, place), own, numbered.size, unseen.mean, np.concatenate(level) if level else None
+  )
+  x = grounded(x.reshape(stage.shape), unseen.classes)
   return (x / np.sqrt(np.mean(x**2))).astype(np.float32), eigenvalue
-
-
-def features(kernel: np.ndarray, kernel_gradient: np.ndarray, bias_gradient: np.ndarray) -> tuple[Any, Any]:
-  """Returns the input of a dense layer, [in], and the loss's gradient at it, from the gradient of one sample.
-
-  Args:
-    kernel, kernel_gradient: [in, out].
-    bias_gradient: [out], which is the loss's gradient at the outputs.
-  """
-  shares = bias_gradient @ bias_gradient
-  return kernel_gradient @ bias_gradient / np.maximum(shares, np.finfo(np.float64).tiny), kernel @ bias_gradient
 
 
 @functools.lru_cache(maxsize=32)
@@ -153,7 +158,9 @@ def rows(kernel: Any, channels: int) -> Any:
   return kernel.reshape(-1, channels).T
 
 
-def direction_of(seen: np.ndarray, gradient: np.ndarray, size: int, centred: bool = True) -> tuple[np.ndarray, float]:
+def direction_of(
+  seen: np.ndarray, gradient: np.ndarray, size: int, centred: bool = True, level: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
   """Returns (the map whose patches span a gradient, of norm 1; the least eigenvalue over the mean one).
 
   Where some channels are dead, the directions that are missing are estimated from the solution, and both in turn.
@@ -163,41 +170,46 @@ def direction_of(seen: np.ndarray, gradient: np.ndarray, size: int, centred: boo
     gradient: of the convolution, [channels, entries].
     size: entries of the map.
     centred: whether the rows span the patches less their mean.
+    level: entries of the map, int [groups, …], whose mean in each group is set to zero as it is not seen.
   """
   wanted = len(seen) - centred
   _, values, directions = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
   known = directions[: min(wanted, int(np.sum(values > _RANK * values[0])))]
   missing, found = wanted - len(known), np.random.default_rng(0).normal(size=size)
   span, quotient = known, np.inf
+
+  def shown(x: np.ndarray) -> np.ndarray:
+    own = np.concatenate([[0.0], x])[seen]
+    return own - own.mean(axis=0) if centred else own
+
+  def form(x: np.ndarray) -> np.ndarray:
+    """Applies the quadratic form of a map: what of its patches is not in the span, squared."""
+    own = shown(x)
+    back = np.bincount(seen.ravel(), (own - (own @ span.T) @ span).ravel(), size + 1)[1:]
+    if level is not None:
+      back[level] += x[level].mean(axis=1, keepdims=True)
+    return back
+
   for _ in range(_SWEEPS if missing else 1):
-    found, quotient = _least(_deviations(seen, span, size, centred), found)
+    found, quotient = _least(form, found)
     if not missing or quotient < EXACT:
       break
-    shown = np.concatenate([[0.0], found])[seen]
-    shown = shown - shown.mean(axis=0) if centred else shown
-    others = np.linalg.svd(shown - (shown @ known.T) @ known, full_matrices=False)[2]
+    own = shown(found)
+    others = np.linalg.svd(own - (own @ known.T) @ known, full_matrices=False)[2]
     span = np.concatenate([known, others[:missing]])
   return found * np.sign(found.sum()), quotient
 
 
-def _deviations(seen: np.ndarray, span: np.ndarray, size: int, centred: bool) -> np.ndarray:
-  """Returns the quadratic form of a map [size, size]: what of its patches is not in a span, squared."""
-  positions, entries = seen.shape
-  outside = np.eye(entries) - span.T @ span
-  form, mean = np.zeros((size + 1, size + 1)), np.zeros((entries, size + 1))
-  for one in seen:
-    np.add.at(mean, (np.arange(entries), one), 1 / positions)
-    inside = one > 0
-    form[np.ix_(one[inside], one[inside])] += outside[np.ix_(inside, inside)]
-  return ((form - positions * mean.T @ outside @ mean) if centred else form)[1:, 1:]
-
-
-def _least(form: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
+def _least(form: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> tuple[np.ndarray, float]:
   """Returns the eigenvector of the least eigenvalue, and that over the mean one, by inverse iterations."""
-  mean = np.trace(form) / len(form)
-  factor = scipy.linalg.cho_factor(form + _SHIFT * mean * np.eye(len(form)))
-  found = start
-  for _ in range(8):
-    found = scipy.linalg.cho_solve(factor, found)
+  size, signs = len(start), np.random.default_rng(1).choice([-1.0, 1.0], (_PROBES, len(start)))
+  mean = float(np.mean([one @ form(one) for one in signs])) / size
+  shifted = scipy.sparse.linalg.LinearOperator((size, size), lambda x: form(x) + _SHIFT * mean * x, dtype=np.float64)
+  found = start / np.linalg.norm(start)
+  for _ in range(_INVERSES):
+    guess = found / (found @ form(found) + _SHIFT * mean)
+    before, found = found, scipy.sparse.linalg.cg(shifted, found, guess, rtol=_TOLERANCE, maxiter=_ITERATIONS)[0]
     found = found / np.linalg.norm(found)
-  return found, float(found @ form @ found / mean)
+    if np.linalg.norm(found - before) < _TOLERANCE:
+      break
+  return found, float(found @ form(found) / mean)

@@ -38,6 +38,8 @@ _REDUNDANT = 1.5  # equations for each unknown from which on a stage is solved b
 _ATTEMPTS = (1.0, 1.0), (0.06, 1.0), (0.12, 0.1), (0.06, 10.0), (0.25, 1.0)
 _CLOSE = (0.01, 1.0), (0.06, 0.1)  # the same from a start that is nearly right
 _SOLVED = 1e-8  # the sum of squares up to which a solution is exact; rounding leaves about 1e-10
+_CERTAIN = 1e-10  # the least eigenvalue over the mean one up to which a closed form is exact
+_NEAR = 1e-2  # the sum of squares up to which it agrees with the map behind
 _HOPELESS = 0.1  # that of what is behind, not of some signs
 _NOTHING = 1e-4  # of a map's root mean square; what is smaller is an error
 _RESCALED = 4  # times
@@ -100,7 +102,7 @@ def features(kernel: np.ndarray, kernel_gradient: np.ndarray, bias_gradient: np.
 def _scaled(after: Callable[[Any], Any], x: np.ndarray, wanted: np.ndarray) -> np.ndarray:
   """Returns `x` times the factor with which `after` of it comes closest to what is wanted."""
   x = x / np.sqrt(np.mean(x**2))
-  apart = jax.jit(jax.vmap(lambda factor: jnp.sum((jnp.ravel(after(factor * x)) - wanted) ** 2)))
+  apart = jax.jit(jax.vmap(lambda factor: jnp.sum(jnp.abs(jnp.ravel(after(factor * x)) - wanted))))
   centre, width = 0.0, np.log(1e3)
   for _ in range(6):
     factors = np.exp(np.linspace(centre - width, centre + width, 33))
@@ -212,24 +214,27 @@ def settled(run: _Run, place: int, x: Any, incoming: Any) -> tuple[np.ndarray, A
     incoming: the loss's gradient at the map behind.
   """
   blind, shift = closed_map.blind(run.net_of, place), run.net_of().stages[place - 1].shift
-  x = np.array(x)
-  for row, column, step in blind.classes:
-    part = x[:, row::step, column::step]
-    part -= part.min(axis=(1, 2), keepdims=True)
-  x = np.maximum(x, 0)
+  x = closed_map.grounded(x, blind.classes)
   back = run.back(place, x, incoming)
   if not blind.scale or shift is None:
     return x, back, 0.0
   seen = np.ravel(run.observed[shift])
   for _ in range(_RESCALED):  # more than once, as what a norm adds to the variance depends on the scale
     summed = np.sum(np.asarray(back) * (x > negligible(x)), axis=(0, 1, 2))
-    scale = float(summed @ seen / (seen @ seen))
-    apart = np.linalg.norm(summed - scale * seen) / np.linalg.norm(summed)
-    if scale <= 0 or apart > _APART:
+    scale = _ratio(summed, seen)
+    if scale <= 0 or np.abs(summed - scale * seen).sum() > _APART * np.abs(summed).sum():
       return x, back, np.inf
     x = x * np.float32(scale)
     back = run.back(place, x, incoming)
   return x, back, 0.0
+
+
+def _ratio(x: np.ndarray, y: np.ndarray) -> float:
+  """Returns the factor with which `y` comes closest to `x` in the sum of absolute differences, a weighted median."""
+  seen = y != 0
+  order = np.argsort(x[seen] / y[seen])
+  weights = np.cumsum(np.abs(y[seen])[order])
+  return float((x[seen] / y[seen])[order][np.searchsorted(weights, weights[-1] / 2)]) if seen.any() else 0.0
 
 
 def negligible(x: np.ndarray) -> float:
@@ -257,12 +262,14 @@ def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any,
   stage = run.net_of().stages[place]
   starts = [(_resized(behind.output, stage.shape), _ATTEMPTS)]
   if not closed_map.unread(run.net_of, place):
-    x, _ = closed_map.found(run.net_of, place, run.observed[stage.first])
+    x, eigenvalue = closed_map.found(run.net_of, place, run.observed[stage.first])
     if not closed_map.blind(run.net_of, place).scale:
       x = _scaled(functools.partial(run.after, place), x, np.ravel(behind.output))
     x, back, left = settled(run, place, x, behind.incoming)
     left += (OUTPUT * np.linalg.norm(run.after(place, x) - behind.output) / np.linalg.norm(behind.output)) ** 2
-    if left < _SOLVED:
+    if left < _SOLVED or (
+      eigenvalue < _CERTAIN and left < _NEAR
+    ):  # the map behind may have constants that are not seen
       return x, back, left
     starts = [(x, _CLOSE), *starts]
   best, least = [starts[0][0]], np.inf
@@ -372,8 +379,8 @@ def _network(model: Model, sample_shape: tuple[int, ...], train: bool) -> Callab
     return found[0]
 
   shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
-  with jax.ensure_compile_time_eval():
-    found.append(stages(model, shapes, sample_shape, train))
+  found.append(stages(model, shapes, sample_shape, train))
+  with jax.ensure_compile_time_eval():  # not the trace: Flax would draw each parameter there, to know its shape
     why = closed_map.unread(net, len(found[0].stages) - 1)
   if why:
     raise errors.UsageError(f'the attack residual_peeling does not read the model {model.name!r}: its last stage {why}')

@@ -23,7 +23,7 @@ from gradleak.models.programs import walked
 Path = tuple[str, ...]
 _PRODUCTS = ('dot_general', 'conv_general_dilated', 'convolve')
 _MOVES = ('pad', 'slice', 'concatenate', 'convert_element_type', 'copy')
-_SHAPES = ('reshape', 'transpose', 'squeeze', 'broadcast_in_dim')
+_SHAPES = ('reshape', 'transpose', 'squeeze', 'broadcast_in_dim', 'stack')
 
 
 class _Operation(NamedTuple):
@@ -61,7 +61,7 @@ class Stage(NamedTuple):
       where there is none.
     product: the place of what that convolution makes.
     produced: the shape of that, (1, H', W', channels).
-    shift: the path of what is added last to each channel, before a max pool; None where there is none.
+    shift: the path of what is added to each channel last, but for a shortcut and a max pool; None where there is none.
   """
 
   operations: tuple[_Operation, ...]
@@ -294,16 +294,18 @@ def _shift(operations: Sequence[_Operation], target: int, by_place: dict[int, Pa
     given = [own[one] for one in operation.uses if one in own]
     if len(given) == 1 and operation.primitive.name in (*_SHAPES, 'convert_element_type'):
       own[operation.made[0]] = given[0]
-  for operation in reversed(operations):
-    if target not in operation.made:
+  by_made = {place: operation for operation in operations for place in operation.made}
+  asked = [target]
+  while asked:
+    operation = by_made.get(asked.pop())
+    if operation is None:
       continue
     images = [one for one in operation.uses if one in of_image]
     added = [own[one] for one in operation.uses if one in own]
     if operation.primitive.name == 'add' and len(images) == len(added) == 1:
       return added[0]
-    if len(images) != 1 or not (operation.kind or operation.primitive.name in _MOVES + _SHAPES):
-      return None
-    (target,) = images
+    if operation.primitive.name == 'add' or operation.kind or operation.primitive.name in _MOVES + _SHAPES:
+      asked += images
   return None
 
 

@@ -1,6 +1,8 @@
 """Peeling of residual networks against JAX's own gradients of digits, in networks small enough to know every map."""
 
+import functools
 import importlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from gradleak.attacks import REGISTRY as ATTACKS
 from gradleak.attacks import closed_map, inverse
 from gradleak.core import trees
 from gradleak.models import layers, stages
-from gradleak.models.resnet import BasicBlock
+from gradleak.models.resnet import BasicBlock, Bottleneck
 from gradleak.servers import REGISTRY as SERVERS
 
 peeling = importlib.import_module('gradleak.attacks.residual_peeling')  # attacks.residual_peeling is the attack
@@ -29,13 +31,33 @@ class Small(nn.Module):
   width: int = 16
   norm: str = 'batch'
   stride: int = 1
+  bottleneck: bool = False
 
   @nn.compact
   def __call__(self, images, train: bool = False):
     x = layers.Conv(self.width, 3, 'default', 2, 1, bias=False, name='stem')(images)
     x = nn.relu(nn.BatchNorm(use_running_average=not train, name='norm')(x))
+    kind = Bottleneck if self.bottleneck else BasicBlock
     for block in range(self.blocks):
-      x = BasicBlock(self.width, self.stride, 'default', 'patches', self.norm, True, name=f'block{block}')(x, train)
+      x = kind(self.width, self.stride, 'default', 'patches', self.norm, True, name=f'block{block}')(x, train)
+    return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
+
+
+class Plain(nn.Module):
+  """Convolutions without shortcuts: 8×8, max pooling, two of 4×4, max pooling, the mean, a dense layer."""
+
+  norm: bool = True
+  width: int = 24
+  pool: Callable = functools.partial(layers.max_pool, size=2)
+
+  @nn.compact
+  def __call__(self, images, train: bool = False):
+    x = images
+    for place in range(3):
+      x = layers.Conv(self.width, 3, 'default', 1, 1, name=f'conv{place}')(x)
+      x = nn.BatchNorm(use_running_average=not train, name=f'norm{place}')(x) if self.norm else x
+      x = nn.relu(x)
+      x = x if place == 1 else self.pool(x)
     return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
 
 
@@ -134,6 +156,81 @@ def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
     assert left(moved) > 1e-3
 
 
+def maps_found(client, seen, digits, monkeypatch):
+  """Returns (the `Peeled`, inputs of all stages), without the search for the image."""
+  shape = seen.batch_shape
+  monkeypatch.setattr(peeling, 'first_input', lambda run, place, behind: [np.zeros(shape)] * place)
+  net_of = peeling._network(client.model, shape[1:], True)
+  params = by_path(seen.variables['params'])
+  found = peeling.peel(peeling._Run(net_of, params, by_path(seen.update), 6, 1.0, 10))
+  return found, maps_of(net_of(), params, digits[0][:1])
+
+
+def near(found, truth):
+  return np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize('pool', ['own', 'flax', 'overlapping'])
+def test_a_max_pool_is_a_part_of_the_stage_before_it(digits, pool):
+  pools = {
+    'own': functools.partial(layers.max_pool, size=2),
+    'flax': functools.partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2)),
+    'overlapping': functools.partial(layers.overlapping_max_pool, size=3, stride=2, padding=1),
+  }
+  client, seen = observed(digits, Plain(pool=pools[pool]))
+  net, params = stages.stages(client.model, seen.variables, (8, 8, 1)), by_path(seen.variables['params'])
+  assert [stage.shape for stage in net.stages] == [(1, 8, 8, 1), (1, 4, 4, 24), (1, 4, 4, 24)]
+  assert net.head.shape == (1, 2, 2, 24) and not any(stage.shortcut for stage in net.stages)
+  assert [stage.shift for stage in net.stages] == [(f'norm{i}', 'bias') for i in range(3)]
+  kernel, bias = (params[path] for path in net.dense)
+
+  def logits(image, width=None):
+    for stage in net.stages:
+      image = jax.nn.relu(net.apply(stage, params, image, width=width))
+    return net.apply(net.head, {}, image) @ kernel + bias.reshape(1, -1)
+
+  def own(image):
+    return client.model.apply(seen.variables, image, True, None)[0]
+
+  def gradient(function):
+    return jax.grad(lambda image: jnp.sum(jnp.sin(function(image))))(jnp.asarray(digits[0][:1]))
+
+  np.testing.assert_allclose(logits(digits[0][:1]), own(digits[0][:1]), atol=1e-5)
+  np.testing.assert_allclose(logits(digits[0][:1], 0.3), own(digits[0][:1]), atol=1e-5)
+  exact, soft, hard = gradient(own), gradient(functools.partial(logits, width=0.3)), gradient(logits)
+  np.testing.assert_allclose(hard, exact, atol=1e-5 * jnp.abs(exact).max())
+  np.testing.assert_allclose(gradient(functools.partial(logits, width=1e-6)), exact, atol=1e-3 * jnp.abs(exact).max())
+  assert jnp.linalg.norm(soft - exact) > 0.1 * jnp.linalg.norm(exact)
+
+
+@pytest.mark.parametrize('norm', [True, False])
+def test_maps_come_back_without_shortcuts(digits, norm, monkeypatch):
+  """Behind BatchNorm the scale of a map is that of the shift before; without a norm, that of the map behind."""
+  client, seen = observed(digits, Plain(norm, 24 if norm else 64))  # of a max pool's entries, each channel has one
+  found, truth = maps_found(client, seen, digits, monkeypatch)
+  assert found.eigenvalue < 1e-9 and found.label == digits[1][0] and found.image is not None
+  assert near(found.maps[1], truth[1]) and near(found.maps[2], truth[2])
+
+
+def test_a_map_comes_back_through_a_stride_that_hides_constants(digits, monkeypatch):
+  client, seen = observed(digits, Small(stride=2))
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  assert closed_map.blind(net_of, 1) == closed_map.Blind(mean=True, scale=True, classes=((0, 0, 2),))
+  found, truth = maps_found(client, seen, digits, monkeypatch)
+  least = np.asarray(truth[1])[:, ::2, ::2].min(axis=(1, 2))  # zero, or else not seen
+  assert near(found.maps[1][..., least[0] == 0], np.asarray(truth[1])[..., least[0] == 0])
+  assert np.mean(least == 0) > 0.5
+
+
+def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkeypatch):
+  client, seen = observed(digits, Plain())
+  update = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: -leaf if trees.path_names(path) == ('norm1', 'bias') else leaf, seen.update
+  )
+  found, _ = maps_found(client, Observation(**{**vars(seen), 'update': update}), digits, monkeypatch)
+  assert found.image is None and len(found.maps) == 1
+
+
 def test_an_image_comes_back_through_two_blocks(digits):
   client, seen = observed(digits, Small(2))
   found = attacked(client, seen)
@@ -185,7 +282,7 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
     (Small(norm='group', width=14), 1, {}, 'needs 16, as no BatchNorm on the statistics of the batch'),
     (Small(), 1, {'batch_norm': 'eval'}, 'variables that are no parameters'),
     (Small(width=8), 1, {}, 'first convolution 8 channels'),
-    (Small(stride=2), 1, {}, 'filters that hardly overlap'),
+    (Small(bottleneck=True), 1, {}, 'filters that hardly overlap'),
     (Small(), 2, {}, 'the batch has 2'),
     (Small(), 1, {'share': 'delta'}, "share='delta'"),
   ],
