@@ -3,8 +3,8 @@
 The gradient's rows, one for each channel, are combinations of the patches of the map: Σ_p δ_cp · patch_p. With as many
 independent rows as there are positions, they span the patches. Where BatchNorm subtracts the mean of each channel, what
 comes back to a channel sums to zero over all positions. Then the rows span the centred patches, and one row less
-suffices. "The patches of x lie in this span" is linear and homogeneous in x: the eigenvector of the least eigenvalue is
-the map up to its scale.
+suffices. "The patches of x lie in this span" is linear and homogeneous in x. So the eigenvector of the least eigenvalue
+is the map up to its scale.
 """
 
 import functools
@@ -80,6 +80,8 @@ def unread(net_of: Callable[[], Stages], place: int) -> str:
     return 'does not start with a convolution'
   (_, height, width, channels), entries = stage.produced, int(np.prod(stage.shape))
   centred = blind(net_of, place).mean
+  if not centred and height < stage.shape[1]:  # then the map and sums of copies moved by the stride look the same
+    return 'has a stride, and no BatchNorm on the statistics of the batch follows its first convolution'
   if channels < height * width - centred:
     why = '' if centred else ', as no BatchNorm on the statistics of the batch follows it'
     return (

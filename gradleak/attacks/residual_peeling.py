@@ -1,7 +1,7 @@
-"""Peeling of residual networks behind BatchNorm: an image from the gradient of a batch of one, stage by stage.
+"""Peeling of convolutional networks: an image from the gradient of a batch of one, stage by stage.
 
 Our own method. It needs neither public data nor statistics of BatchNorm. A stage ends at a ReLU through which all
-passes, as each residual block does (`gradleak.models.stages`).
+passes, as each residual block does, or a max pool behind one (`gradleak.models.stages`).
 
   1. The dense layer gives the features and what comes back to them: f = ∂W·∂b / ‖∂b‖² and δ = W·∂b.
   2. The last stage starts with a convolution of many channels. The map before it has a closed form up to its scale, see
@@ -15,6 +15,7 @@ passes, as each residual block does (`gradleak.models.stages`).
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -260,13 +261,14 @@ def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any,
   or from the map behind, in the stage's shape.
   """
   stage = run.net_of().stages[place]
-  starts = [(_resized(behind.output, stage.shape), _ATTEMPTS)]
+  starts: list[tuple[Any, Sequence[tuple[float, float]]]] = [(_resized(behind.output, stage.shape), _ATTEMPTS)]
   if not closed_map.unread(run.net_of, place):
     x, eigenvalue = closed_map.found(run.net_of, place, run.observed[stage.first])
     if not closed_map.blind(run.net_of, place).scale:
       x = _scaled(functools.partial(run.after, place), x, np.ravel(behind.output))
     x, back, left = settled(run, place, x, behind.incoming)
-    left += (OUTPUT * np.linalg.norm(run.after(place, x) - behind.output) / np.linalg.norm(behind.output)) ** 2
+    apart = np.linalg.norm(run.after(place, x) - behind.output) / np.linalg.norm(behind.output)
+    left += float(OUTPUT * apart) ** 2
     if left < _SOLVED or (
       eigenvalue < _CERTAIN and left < _NEAR
     ):  # the map behind may have constants that are not seen
@@ -284,8 +286,8 @@ def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any,
         best, least = maps, left
       if not _SOLVED < least < _HOPELESS:
         break
-  x, back, apart = settled(run, place, best[0], behind.incoming)
-  return x, back, max(apart, least)
+  x, back, left = settled(run, place, best[0], behind.incoming)
+  return x, back, max(left, least)
 
 
 def _resized(x: Any, shape: Sequence[int]) -> jax.Array:
@@ -317,12 +319,12 @@ def through(run: _Run, place: int, image: Any) -> list[Any]:
 
 @base.attack(citation='Peeling of residual networks: our own method.')
 def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative = 1.0) -> base.Attack:
-  r"""Peeling of networks of convolutions, BatchNorm, ReLU and residual sums, from one gradient of one image.
+  r"""Peeling of networks of convolutions, norms, ReLU, max pools and residual sums, from one gradient of one image.
 
-  It runs on the host, and takes minutes for an image of CIFAR-10 in ResNet-20. The client runs BatchNorm on the
-  statistics of the batch. The map before the last block is exact up to rounding. So are those before the blocks that
-  have many more weights than their map has entries. The image is found by search. Where a map explains the upload no
-  better than none, there is no image.
+  It runs on the host, and takes minutes for an image of CIFAR-10 in ResNet-20. BatchNorm, where there is one, runs on
+  the statistics of the batch. The map before a block is exact up to rounding where its first convolution has as many
+  channels as positions. So it is before a block with a shortcut and many more weights than its map has entries. The
+  image is found by search. Where a map explains the upload no better than none, there is no image.
 
   Formula:
     f = \frac{\partial W \, \partial b}{\lVert \partial b \rVert^2}, \quad
@@ -338,8 +340,8 @@ def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative =
 
   Raises:
     UsageError: when run, for a network without such stages, one whose last stage does not start with a convolution
-      that BatchNorm follows or has fewer channels than positions, a batch of several samples, or a client that shares
-      its delta.
+      of as many channels as positions (one less before BatchNorm), one with fewer weights than pixels, a batch of
+      several samples, or a client that shares its delta.
   """
 
   def net_of(observation: Observation) -> Callable[[], Stages]:
@@ -380,8 +382,12 @@ def _network(model: Model, sample_shape: tuple[int, ...], train: bool) -> Callab
 
   shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
   found.append(stages(model, shapes, sample_shape, train))
+  about = f'the attack residual_peeling does not read the model {model.name!r}'
+  weights, pixels = sum(map(math.prod, net().shapes.values())), math.prod(sample_shape)
+  if weights < pixels:
+    raise errors.UsageError(f'{about}: it has {weights:,} weights, fewer than the {pixels:,} pixels of an image')
   with jax.ensure_compile_time_eval():  # not the trace: Flax would draw each parameter there, to know its shape
     why = closed_map.unread(net, len(found[0].stages) - 1)
   if why:
-    raise errors.UsageError(f'the attack residual_peeling does not read the model {model.name!r}: its last stage {why}')
+    raise errors.UsageError(f'{about}: its last stage {why}')
   return net

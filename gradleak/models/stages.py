@@ -2,8 +2,8 @@
 
 A stage ends where a ReLU makes a map, and nothing else that was computed from the image is used any more. That is so
 after the sum of a residual block, and after each ReLU of a network without shortcuts. A max pool directly behind the
-ReLU is a part of the stage: the two commute, so it stands before the ReLU here, and the map behind has no entries that
-are without effect. What a stage computes is a part of the traced program, so it does not matter which library the
+ReLU is a part of the stage. The two commute, so here it stands before the ReLU. Then no entry of a map is without
+effect. What a stage computes is a part of the traced program, so it does not matter which library the
 network is written in.
 """
 
@@ -297,9 +297,10 @@ def _shift(operations: Sequence[_Operation], target: int, by_place: dict[int, Pa
   by_made = {place: operation for operation in operations for place in operation.made}
   asked = [target]
   while asked:
-    operation = by_made.get(asked.pop())
-    if operation is None:
+    place = asked.pop()
+    if place not in by_made:
       continue
+    operation = by_made[place]
     images = [one for one in operation.uses if one in of_image]
     added = [own[one] for one in operation.uses if one in own]
     if operation.primitive.name == 'add' and len(images) == len(added) == 1:

@@ -132,6 +132,49 @@ def test_the_closed_form_gives_the_map_before_the_last_block(digits):
   assert eigenvalue < 1e-9
 
 
+def windows(side, channels, stride):
+  """Returns which entries 3×3 filters see of a padded map [side, side, channels], as `closed_map.patches` does."""
+  numbers = np.pad(np.arange(1, side * side * channels + 1).reshape(side, side, channels), ((1, 1), (1, 1), (0, 0)))
+  places = range(0, side, stride)
+  return np.stack([numbers[i : i + 3, j : j + 3].ravel() for i in places for j in places])
+
+
+@pytest.mark.parametrize(
+  ('stride', 'centred', 'dead'), [(1, False, 0), (1, True, 0), (2, True, 0), (1, False, 1), (1, True, 1)]
+)
+def test_patches_in_a_span_determine_the_map(stride, centred, dead):
+  """What no filter tells is its scale; at a stride and behind a mean, a constant for each channel, too."""
+  rng, seen = np.random.default_rng(3), windows(6, 8, stride)
+  x = rng.normal(size=(6, 6, 8))
+  level = None
+  if stride == 2 and centred:
+    level = np.arange(x.size).reshape(x.shape)[::2, ::2].reshape(-1, 8).T
+    x[::2, ::2] -= x[::2, ::2].mean(axis=(0, 1), keepdims=True)
+  incoming = rng.normal(size=(len(seen) - centred - dead, len(seen)))
+  incoming -= centred * incoming.mean(axis=1, keepdims=True)
+  gradient = incoming @ np.concatenate([[0.0], x.ravel()])[seen]
+  found, eigenvalue = closed_map.direction_of(seen, gradient, x.size, centred, level)
+  assert abs(found @ x.ravel()) / np.linalg.norm(x) > 1 - (1e-2 if dead else 1e-9)
+  assert found.sum() >= 0 and eigenvalue < (1e-2 if dead else 1e-12)
+
+
+def test_a_map_is_zero_somewhere_where_constants_are_not_seen():
+  x = np.random.default_rng(4).normal(size=(1, 4, 4, 3)) + 1
+  found = closed_map.grounded(x, ((0, 1, 2),))
+  np.testing.assert_array_equal(found[:, 1::2], np.maximum(x[:, 1::2], 0))
+  np.testing.assert_array_equal(found[:, ::2, ::2], np.maximum(x[:, ::2, ::2], 0))
+  part = x[:, ::2, 1::2]
+  np.testing.assert_array_equal(found[:, ::2, 1::2], part - part.min(axis=(1, 2), keepdims=True))
+  assert (x < 0).any() and (found >= 0).all()
+
+
+def test_a_scale_is_read_from_the_channels_that_agree():
+  y = np.array([1.0, -2.0, 0.5, 3.0, 0.0, -1.0])
+  x = 0.25 * y + np.array([0, 0, 0, 0, 7.0, 5.0])
+  assert peeling._ratio(x, y) == 0.25
+  assert peeling._ratio(x, np.zeros(6)) == 0
+
+
 def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
   client, seen = observed(digits, Small(2))
   net = stages.stages(client.model, seen.variables, (8, 8, 1))
@@ -282,6 +325,7 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
     (Small(norm='group', width=14), 1, {}, 'needs 16, as no BatchNorm on the statistics of the batch'),
     (Small(), 1, {'batch_norm': 'eval'}, 'variables that are no parameters'),
     (Small(width=8), 1, {}, 'first convolution 8 channels'),
+    (Small(norm='group', stride=2), 1, {}, 'has a stride, and no BatchNorm'),
     (Small(bottleneck=True), 1, {}, 'filters that hardly overlap'),
     (Small(), 2, {}, 'the batch has 2'),
     (Small(), 1, {'share': 'delta'}, "share='delta'"),
@@ -291,6 +335,11 @@ def test_what_it_does_not_read_is_refused(digits, module, number, local, message
   client, seen = observed(digits, module, number, **local)
   with pytest.raises(UsageError, match=message):
     gl.attacks.residual_peeling()(client).init(jax.random.key(0), seen)
+
+
+def test_fewer_weights_than_pixels_are_refused():
+  with pytest.raises(UsageError, match='fewer than the 16,384 pixels'):
+    peeling._network(gl.models.from_flax(Small()), (128, 128, 1), True)
 
 
 @pytest.mark.parametrize('spec', ['mlp(widths=8)', 'lenet'])
