@@ -36,11 +36,13 @@ class Blind(NamedTuple):
     mean: of what its first convolution makes, as where BatchNorm follows.
     scale: of the map, as where a norm follows and no shortcut passes.
     classes: (first row, first column, stride) of positions on which a constant for each channel makes no difference.
+    inner: the same of what its first convolution makes less its mean. A shortcut without parameters sees more.
   """
 
   mean: bool
   scale: bool
   classes: tuple[tuple[int, int, int], ...]
+  inner: tuple[tuple[int, int, int], ...] = ()
 
 
 @functools.lru_cache(maxsize=64)
@@ -51,26 +53,29 @@ def blind(net_of: Callable[[], Stages], place: int) -> Blind:
   x = rng.normal(size=stage.shape)
   params = {path: jnp.asarray(rng.normal(size=net.shapes[path]), jnp.float32) for path in stage.paths}
   behind = jax.jit(lambda x, offset: net.behind(stage, params, x, offset))
+  product = jax.jit(lambda x: net.apply(stage, params, x, until=stage.product))
 
   none = np.zeros((1, 1, 1, 1 if stage.kernel is None else stage.produced[-1]))
 
   def made(x: np.ndarray, offset: Any = none) -> np.ndarray:
     return np.asarray(behind(jnp.asarray(x, jnp.float32), jnp.asarray(offset, jnp.float32)))
 
-  one = made(x)
+  def centred(x: np.ndarray) -> np.ndarray:
+    own = np.asarray(product(jnp.asarray(x, jnp.float32)))
+    return own - own.mean(axis=(1, 2), keepdims=True)
 
-  def same(other: np.ndarray) -> bool:
+  def same(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(np.linalg.norm(one - other) <= _INVARIANT * np.linalg.norm(one))
 
-  step = max(stage.shape[1] // one.shape[1], 1)
-  constants, found = rng.normal(size=stage.shape[-1]), []
+  mean = stage.kernel is not None and same(made(x), made(x, rng.normal(size=none.shape)))
+  step, constants = max(stage.shape[1] // made(x).shape[1], 1), rng.normal(size=stage.shape[-1])
+  classes, inner = [], []
   for row, column in np.ndindex(step, step):
     moved = x.copy()
     moved[:, row::step, column::step] += constants
-    if same(made(moved)):
-      found.append((row, column, step))
-  mean = stage.kernel is not None and same(made(x, rng.normal(size=none.shape)))
-  return Blind(mean, same(made(2 * x)), tuple(found))
+    classes += [(row, column, step)] if same(made(x), made(moved)) else []
+    inner += [(row, column, step)] if mean and same(centred(x), centred(moved)) else []
+  return Blind(mean, same(made(x), made(2 * x)), tuple(classes), tuple(inner))
 
 
 def unread(net_of: Callable[[], Stages], place: int) -> str:
@@ -114,12 +119,12 @@ def found(net_of: Callable[[], Stages], place: int, gradient: Any) -> tuple[np.n
   """
   stage, unseen = net_of().stages[place], blind(net_of, place)
   numbered = np.arange(np.prod(stage.shape)).reshape(stage.shape)
-  level = [numbered[0, row::step, column::step].reshape(-1, stage.shape[-1]).T for row, column, step in unseen.classes]
+  level = [numbered[0, row::step, column::step].reshape(-1, stage.shape[-1]).T for row, column, step in unseen.inner]
   own = rows(np.asarray(gradient), stage.produced[-1])
   x, eigenvalue = direction_of(
     patches(net_of, place), own, numbered.size, unseen.mean, np.concatenate(level) if level else None
   )
-  x = grounded(x.reshape(stage.shape), unseen.classes)
+  x = grounded(x.reshape(stage.shape), unseen.inner)
   return (x / np.sqrt(np.mean(x**2))).astype(np.float32), eigenvalue
 
 

@@ -32,6 +32,7 @@ class Small(nn.Module):
   norm: str = 'batch'
   stride: int = 1
   bottleneck: bool = False
+  project: bool = True
 
   @nn.compact
   def __call__(self, images, train: bool = False):
@@ -39,7 +40,7 @@ class Small(nn.Module):
     x = nn.relu(nn.BatchNorm(use_running_average=not train, name='norm')(x))
     kind = Bottleneck if self.bottleneck else BasicBlock
     for block in range(self.blocks):
-      x = kind(self.width, self.stride, 'default', 'patches', self.norm, True, name=f'block{block}')(x, train)
+      x = kind(self.width, self.stride, 'default', 'patches', self.norm, self.project, name=f'block{block}')(x, train)
     return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
 
 
@@ -258,11 +259,24 @@ def test_maps_come_back_without_shortcuts(digits, norm, monkeypatch):
 def test_a_map_comes_back_through_a_stride_that_hides_constants(digits, monkeypatch):
   client, seen = observed(digits, Small(stride=2))
   net_of = peeling._network(client.model, (8, 8, 1), True)
-  assert closed_map.blind(net_of, 1) == closed_map.Blind(mean=True, scale=True, classes=((0, 0, 2),))
+  hidden = ((0, 0, 2),)
+  assert closed_map.blind(net_of, 1) == closed_map.Blind(mean=True, scale=True, classes=hidden, inner=hidden)
   found, truth = maps_found(client, seen, digits, monkeypatch)
   least = np.asarray(truth[1])[:, ::2, ::2].min(axis=(1, 2))  # zero, or else not seen
   assert near(found.maps[1][..., least[0] == 0], np.asarray(truth[1])[..., least[0] == 0])
   assert np.mean(least == 0) > 0.5
+
+
+def test_a_shortcut_without_parameters_sees_more_than_the_convolution(digits, monkeypatch):
+  """A shortcut that takes every other entry, in ResNet-20, has a stride, too: constants and the scale show there."""
+  client, seen = observed(digits, Small(stride=2, project=False))
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  assert closed_map.blind(net_of, 1) == closed_map.Blind(mean=True, scale=False, classes=(), inner=((0, 0, 2),))
+  found, truth = maps_found(client, seen, digits, monkeypatch)
+  assert found.eigenvalue < 1e-9
+  least = np.asarray(truth[1])[:, ::2, ::2].min(axis=(1, 2))  # zero, or else not told by the convolution
+  shown = [np.asarray(x)[..., least[0] == 0] for x in (found.maps[1], truth[1])]
+  assert correlation(*shown) > 0.999 and np.mean(least == 0) > 0.5
 
 
 def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkeypatch):
