@@ -269,15 +269,15 @@ def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any,
     x, back, left = settled(run, place, x, behind.incoming)
     apart = np.linalg.norm(run.after(place, x) - behind.output) / np.linalg.norm(behind.output)
     left += float(OUTPUT * apart) ** 2
-    if left < _SOLVED or (
-      eigenvalue < _CERTAIN and left < _NEAR
-    ):  # the map behind may have constants that are not seen
+    # An exact form may differ from the map behind, which may have constants that are not seen.
+    if left < _SOLVED or (eigenvalue < _CERTAIN and left < _NEAR):
       return x, back, left
-    starts = [(x, _CLOSE), *starts]
+    if eigenvalue < closed_map.EXACT or not stage.shortcut:  # the map behind is no start without a shortcut
+      starts = [(x, _CLOSE), *starts]
   best, least = [starts[0][0]], np.inf
   for start, attempts in starts:
-    if least < _HOPELESS:
-      continue
+    if least < _SOLVED:
+      break
     for number, (warmest, slack) in enumerate(attempts):
       maps, given = best if number else [start], behind._replace(slack=slack * behind.slack)
       for softness in (one for one in _SOFTNESS if one <= warmest):
