@@ -95,12 +95,12 @@ def _residuals(
     behind: what is known behind the last.
     weights: see `Weights`.
   """
-  relu = functools.partial(soft_slopes.relu, width=_width(weights.softness))
+  width = _width(weights.softness)
   outputs, pullbacks = [], []
   for index, stage in enumerate(stages):
-    x = maps[index] if index < len(maps) else relu(outputs[-1])
+    x = maps[index] if index < len(maps) else soft_slopes.relu(outputs[-1], width)
     own = {path: params[path] for path in stage.paths}
-    made, pullback = jax.vjp(lambda own, x, stage=stage: net.apply(stage, own, x, relu=relu), own, x)
+    made, pullback = jax.vjp(lambda own, x, stage=stage: net.apply(stage, own, x, width=width), own, x)
     outputs.append(made)
     pullbacks.append(pullback)
   active, last = behind.output > behind.slack, outputs[-1]

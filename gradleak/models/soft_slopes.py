@@ -94,11 +94,11 @@ class _Soft:
       return [relu(taken[place], self.scaled(taken[place]))]
     if name == 'reduce_window_max' and set(options['base_dilation']) == {1}:
       self.pools += 1
-      return [self.pooled(taken[0], options)]
+      return [largest(pool_windows(taken[0], options), self.scaled(taken[0]))]
     inner = options.get('jaxpr') if name in ('jit', 'pjit') else None
     if inner is not None and options['name'] == layers.largest.__name__:
       self.pools += 1
-      return [_largest(taken[0], self.scaled(taken[0]))]
+      return [largest(taken[0], self.scaled(taken[0]))]
     if inner is not None:
       return self.run(inner.jaxpr, inner.consts, taken)
     given = equation.primitive.get_bind_params(options)
@@ -113,18 +113,24 @@ class _Soft:
     size = jnp.sqrt(jnp.where(square > 0, square, jnp.ones_like(square)))
     return jnp.maximum(jnp.asarray(self.softness, x.dtype), _SHARPEST) * size
 
-  def pooled(self, x: jax.Array, options: dict[str, Any]) -> jax.Array:
-    """Returns the largest entry of each window of XLA's own operation."""
-    least = jnp.asarray(jnp.finfo(x.dtype).min, x.dtype)
-    x = jax.lax.pad(x, least, [(low, high, 0) for low, high in options['padding']])
-    sizes, strides, apart = (options[f'window_{name}'] for name in ('dimensions', 'strides', 'dilation'))
-    counts = [(side - (n - 1) * d - 1) // s + 1 for side, n, s, d in zip(x.shape, sizes, strides, apart, strict=True)]
-    windows = []
-    for place in np.ndindex(*sizes):
-      starts = [i * d for i, d in zip(place, apart, strict=True)]
-      ends = [start + (count - 1) * s + 1 for start, count, s in zip(starts, counts, strides, strict=True)]
-      windows.append(jax.lax.slice(x, starts, ends, strides))
-    return _largest(jnp.stack(windows, axis=-1), self.scaled(x))
+
+def pool_windows(x: jax.Array, options: dict[str, Any]) -> jax.Array:
+  """Returns the windows of XLA's own max pool along a new last axis.
+
+  Args:
+    x: what is pooled.
+    options: of the operation `reduce_window_max`.
+  """
+  least = jnp.asarray(jnp.finfo(x.dtype).min, x.dtype)
+  x = jax.lax.pad(x, least, [(low, high, 0) for low, high in options['padding']])
+  sizes, strides, apart = (options[f'window_{name}'] for name in ('dimensions', 'strides', 'dilation'))
+  counts = [(side - (n - 1) * d - 1) // s + 1 for side, n, s, d in zip(x.shape, sizes, strides, apart, strict=True)]
+  found = []
+  for place in np.ndindex(*sizes):
+    starts = [i * d for i, d in zip(place, apart, strict=True)]
+    ends = [start + (count - 1) * s + 1 for start, count, s in zip(starts, counts, strides, strict=True)]
+    found.append(jax.lax.slice(x, starts, ends, strides))
+  return jnp.stack(found, axis=-1)
 
 
 def _rectified(equation: Any) -> int | None:
@@ -155,13 +161,13 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 @jax.custom_jvp
-def _largest(windows: jax.Array, width: jax.Array) -> jax.Array:
+def largest(windows: jax.Array, width: jax.Array) -> jax.Array:
   """Returns the largest entry along the last axis, whose derivative is softmax(windows / width)."""
   del width
   return jnp.max(windows, axis=-1)
 
 
-@_largest.defjvp
+@largest.defjvp
 def _largest_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
   windows, width = primals
   return jnp.max(windows, axis=-1), jnp.sum(jax.nn.softmax(windows / width, axis=-1) * tangents[0], axis=-1)

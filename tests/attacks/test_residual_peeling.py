@@ -1,6 +1,8 @@
 """Peeling of residual networks against JAX's own gradients of digits, in networks small enough to know every map."""
 
+import functools
 import importlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,10 @@ from flax import linen as nn
 import gradleak as gl
 from gradleak import Client, Knowledge, Observation, UsageError
 from gradleak.attacks import REGISTRY as ATTACKS
-from gradleak.attacks import inverse
+from gradleak.attacks import closed_map, inverse
 from gradleak.core import trees
 from gradleak.models import layers, stages
-from gradleak.models.resnet import BasicBlock
+from gradleak.models.resnet import BasicBlock, Bottleneck
 from gradleak.servers import REGISTRY as SERVERS
 
 peeling = importlib.import_module('gradleak.attacks.residual_peeling')  # attacks.residual_peeling is the attack
@@ -29,13 +31,34 @@ class Small(nn.Module):
   width: int = 16
   norm: str = 'batch'
   stride: int = 1
+  bottleneck: bool = False
+  project: bool = True
 
   @nn.compact
   def __call__(self, images, train: bool = False):
     x = layers.Conv(self.width, 3, 'default', 2, 1, bias=False, name='stem')(images)
     x = nn.relu(nn.BatchNorm(use_running_average=not train, name='norm')(x))
+    kind = Bottleneck if self.bottleneck else BasicBlock
     for block in range(self.blocks):
-      x = BasicBlock(self.width, self.stride, 'default', 'patches', self.norm, True, name=f'block{block}')(x, train)
+      x = kind(self.width, self.stride, 'default', 'patches', self.norm, self.project, name=f'block{block}')(x, train)
+    return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
+
+
+class Plain(nn.Module):
+  """Convolutions without shortcuts: 8×8, max pooling, two of 4×4, max pooling, the mean, a dense layer."""
+
+  norm: bool = True
+  width: int = 24
+  pool: Callable = functools.partial(layers.max_pool, size=2)
+
+  @nn.compact
+  def __call__(self, images, train: bool = False):
+    x = images
+    for place in range(3):
+      x = layers.Conv(self.width, 3, 'default', 1, 1, name=f'conv{place}')(x)
+      x = nn.BatchNorm(use_running_average=not train, name=f'norm{place}')(x) if self.norm else x
+      x = nn.relu(x)
+      x = x if place == 1 else self.pool(x)
     return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
 
 
@@ -98,16 +121,59 @@ def test_stages_compute_what_the_network_does(digits):
 
 def test_the_closed_form_gives_the_map_before_the_last_block(digits):
   client, seen = observed(digits, Small())
-  net = stages.stages(client.model, seen.variables, (8, 8, 1))
+  net_of = peeling._network(client.model, (8, 8, 1), True)
   params, update = by_path(seen.variables['params']), by_path(seen.update)
-  stage, truth = net.stages[-1], maps_of(net, params, digits[0][:1])[1]
-  numbers = peeling.patches(net, stage, params)
+  stage, truth = net_of().stages[-1], maps_of(net_of(), params, digits[0][:1])[1]
+  numbers = closed_map.patches(net_of, 1)
   assert numbers.shape == (16, 144) and set(np.unique(numbers)) == set(range(257))
   gradient = update[stage.kernel]
   assert np.linalg.matrix_rank(gradient, tol=1e-5 * np.linalg.norm(gradient)) == 15
-  found, eigenvalue = peeling.centred_map(numbers, gradient, 256)
+  found, eigenvalue = closed_map.direction_of(numbers, gradient, 256)
   np.testing.assert_allclose(found * np.linalg.norm(truth), np.ravel(truth), atol=1e-5 * np.linalg.norm(truth))
   assert eigenvalue < 1e-9
+
+
+def windows(side, channels, stride):
+  """Returns which entries 3×3 filters see of a padded map [side, side, channels], as `closed_map.patches` does."""
+  numbers = np.pad(np.arange(1, side * side * channels + 1).reshape(side, side, channels), ((1, 1), (1, 1), (0, 0)))
+  places = range(0, side, stride)
+  return np.stack([numbers[i : i + 3, j : j + 3].ravel() for i in places for j in places])
+
+
+@pytest.mark.parametrize(
+  ('stride', 'centred', 'dead'), [(1, False, 0), (1, True, 0), (2, True, 0), (1, False, 1), (1, True, 1)]
+)
+def test_patches_in_a_span_determine_the_map(stride, centred, dead):
+  """What no filter tells is its scale; at a stride and behind a mean, a constant for each channel, too."""
+  rng, seen = np.random.default_rng(3), windows(6, 8, stride)
+  x = rng.normal(size=(6, 6, 8))
+  level = None
+  if stride == 2 and centred:
+    level = np.arange(x.size).reshape(x.shape)[::2, ::2].reshape(-1, 8).T
+    x[::2, ::2] -= x[::2, ::2].mean(axis=(0, 1), keepdims=True)
+  incoming = rng.normal(size=(len(seen) - centred - dead, len(seen)))
+  incoming -= centred * incoming.mean(axis=1, keepdims=True)
+  gradient = incoming @ np.concatenate([[0.0], x.ravel()])[seen]
+  found, eigenvalue = closed_map.direction_of(seen, gradient, x.size, centred, level)
+  assert abs(found @ x.ravel()) / np.linalg.norm(x) > 1 - (1e-2 if dead else 1e-9)
+  assert found.sum() >= 0 and eigenvalue < (1e-2 if dead else 1e-12)
+
+
+def test_a_map_is_zero_somewhere_where_constants_are_not_seen():
+  x = np.random.default_rng(4).normal(size=(1, 4, 4, 3)) + 1
+  found = closed_map.grounded(x, ((0, 1, 2),))
+  np.testing.assert_array_equal(found[:, 1::2], np.maximum(x[:, 1::2], 0))
+  np.testing.assert_array_equal(found[:, ::2, ::2], np.maximum(x[:, ::2, ::2], 0))
+  part = x[:, ::2, 1::2]
+  np.testing.assert_array_equal(found[:, ::2, 1::2], part - part.min(axis=(1, 2), keepdims=True))
+  assert (x < 0).any() and (found >= 0).all()
+
+
+def test_a_scale_is_read_from_the_channels_that_agree():
+  y = np.array([1.0, -2.0, 0.5, 3.0, 0.0, -1.0])
+  x = 0.25 * y + np.array([0, 0, 0, 0, 7.0, 5.0])
+  assert peeling._ratio(x, y) == 0.25
+  assert peeling._ratio(x, np.zeros(6)) == 0
 
 
 def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
@@ -132,6 +198,94 @@ def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
       1 + 0.1 * (np.arange(maps[place].size, dtype=np.float32) % 2).reshape(maps[place].shape)
     )
     assert left(moved) > 1e-3
+
+
+def maps_found(client, seen, digits, monkeypatch):
+  """Returns (the `Peeled`, inputs of all stages), without the search for the image."""
+  shape = seen.batch_shape
+  monkeypatch.setattr(peeling, 'first_input', lambda run, place, behind: [np.zeros(shape)] * place)
+  net_of = peeling._network(client.model, shape[1:], True)
+  params = by_path(seen.variables['params'])
+  found = peeling.peel(peeling._Run(net_of, params, by_path(seen.update), 6, 1.0, 10))
+  return found, maps_of(net_of(), params, digits[0][:1])
+
+
+def near(found, truth):
+  return np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize('pool', ['own', 'flax', 'overlapping'])
+def test_a_max_pool_is_a_part_of_the_stage_before_it(digits, pool):
+  pools = {
+    'own': functools.partial(layers.max_pool, size=2),
+    'flax': functools.partial(nn.max_pool, window_shape=(2, 2), strides=(2, 2)),
+    'overlapping': functools.partial(layers.overlapping_max_pool, size=3, stride=2, padding=1),
+  }
+  client, seen = observed(digits, Plain(pool=pools[pool]))
+  net, params = stages.stages(client.model, seen.variables, (8, 8, 1)), by_path(seen.variables['params'])
+  assert [stage.shape for stage in net.stages] == [(1, 8, 8, 1), (1, 4, 4, 24), (1, 4, 4, 24)]
+  assert net.head.shape == (1, 2, 2, 24) and not any(stage.shortcut for stage in net.stages)
+  assert [stage.shift for stage in net.stages] == [(f'norm{i}', 'bias') for i in range(3)]
+  kernel, bias = (params[path] for path in net.dense)
+
+  def logits(image, width=None):
+    for stage in net.stages:
+      image = jax.nn.relu(net.apply(stage, params, image, width=width))
+    return net.apply(net.head, {}, image) @ kernel + bias.reshape(1, -1)
+
+  def own(image):
+    return client.model.apply(seen.variables, image, True, None)[0]
+
+  def gradient(function):
+    return jax.grad(lambda image: jnp.sum(jnp.sin(function(image))))(jnp.asarray(digits[0][:1]))
+
+  np.testing.assert_allclose(logits(digits[0][:1]), own(digits[0][:1]), atol=1e-5)
+  np.testing.assert_allclose(logits(digits[0][:1], 0.3), own(digits[0][:1]), atol=1e-5)
+  exact, soft, hard = gradient(own), gradient(functools.partial(logits, width=0.3)), gradient(logits)
+  np.testing.assert_allclose(hard, exact, atol=1e-5 * jnp.abs(exact).max())
+  np.testing.assert_allclose(gradient(functools.partial(logits, width=1e-6)), exact, atol=1e-3 * jnp.abs(exact).max())
+  assert jnp.linalg.norm(soft - exact) > 0.1 * jnp.linalg.norm(exact)
+
+
+@pytest.mark.parametrize('norm', [True, False])
+def test_maps_come_back_without_shortcuts(digits, norm, monkeypatch):
+  """Behind BatchNorm the scale of a map is that of the shift before; without a norm, that of the map behind."""
+  client, seen = observed(digits, Plain(norm, 24 if norm else 64))  # of a max pool's entries, each channel has one
+  found, truth = maps_found(client, seen, digits, monkeypatch)
+  assert found.eigenvalue < 1e-9 and found.label == digits[1][0] and found.image is not None
+  assert near(found.maps[1], truth[1]) and near(found.maps[2], truth[2])
+
+
+def test_a_map_comes_back_through_a_stride_that_hides_constants(digits, monkeypatch):
+  client, seen = observed(digits, Small(stride=2))
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  hidden = ((0, 0, 2),)
+  assert closed_map.blind(net_of, 1) == closed_map.Blind(mean=True, scale=True, classes=hidden, inner=hidden)
+  found, truth = maps_found(client, seen, digits, monkeypatch)
+  least = np.asarray(truth[1])[:, ::2, ::2].min(axis=(1, 2))  # zero, or else not seen
+  assert near(found.maps[1][..., least[0] == 0], np.asarray(truth[1])[..., least[0] == 0])
+  assert np.mean(least == 0) > 0.5
+
+
+def test_a_shortcut_without_parameters_sees_more_than_the_convolution(digits, monkeypatch):
+  """A shortcut that takes every other entry, in ResNet-20, has a stride, too: constants and the scale show there."""
+  client, seen = observed(digits, Small(stride=2, project=False))
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  assert closed_map.blind(net_of, 1) == closed_map.Blind(mean=True, scale=False, classes=(), inner=((0, 0, 2),))
+  found, truth = maps_found(client, seen, digits, monkeypatch)
+  assert found.eigenvalue < 1e-9
+  least = np.asarray(truth[1])[:, ::2, ::2].min(axis=(1, 2))  # zero, or else not told by the convolution
+  shown = [np.asarray(x)[..., least[0] == 0] for x in (found.maps[1], truth[1])]
+  assert correlation(*shown) > 0.999 and np.mean(least == 0) > 0.5
+
+
+def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkeypatch):
+  client, seen = observed(digits, Plain())
+  update = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: -leaf if trees.path_names(path) == ('norm1', 'bias') else leaf, seen.update
+  )
+  found, _ = maps_found(client, Observation(**{**vars(seen), 'update': update}), digits, monkeypatch)
+  assert found.image is None and len(found.maps) == 1
 
 
 def test_an_image_comes_back_through_two_blocks(digits):
@@ -182,10 +336,11 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
 @pytest.mark.parametrize(
   ('module', 'number', 'local', 'message'),
   [
-    (Small(norm='group'), 1, {}, 'no BatchNorm on the statistics of the batch'),
+    (Small(norm='group', width=14), 1, {}, 'needs 16, as no BatchNorm on the statistics of the batch'),
     (Small(), 1, {'batch_norm': 'eval'}, 'variables that are no parameters'),
     (Small(width=8), 1, {}, 'first convolution 8 channels'),
-    (Small(stride=2), 1, {}, 'filters that hardly overlap'),
+    (Small(norm='group', stride=2), 1, {}, 'has a stride, and no BatchNorm'),
+    (Small(bottleneck=True), 1, {}, 'filters that hardly overlap'),
     (Small(), 2, {}, 'the batch has 2'),
     (Small(), 1, {'share': 'delta'}, "share='delta'"),
   ],
@@ -194,6 +349,11 @@ def test_what_it_does_not_read_is_refused(digits, module, number, local, message
   client, seen = observed(digits, module, number, **local)
   with pytest.raises(UsageError, match=message):
     gl.attacks.residual_peeling()(client).init(jax.random.key(0), seen)
+
+
+def test_fewer_weights_than_pixels_are_refused():
+  with pytest.raises(UsageError, match='fewer than the 16,384 pixels'):
+    peeling._network(gl.models.from_flax(Small()), (128, 128, 1), True)
 
 
 @pytest.mark.parametrize('spec', ['mlp(widths=8)', 'lenet'])

@@ -1,0 +1,222 @@
+"""The map before a convolution, from the gradient of this convolution's weight, of one sample.
+
+The gradient's rows, one for each channel, are combinations of the patches of the map: Σ_p δ_cp · patch_p. With as many
+independent rows as there are positions, they span the patches. Where BatchNorm subtracts the mean of each channel, what
+comes back to a channel sums to zero over all positions. Then the rows span the centred patches, and one row less
+suffices. "The patches of x lie in this span" is linear and homogeneous in x. So the eigenvector of the least eigenvalue
+is the map up to its scale.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse.linalg
+
+from gradleak.models.stages import Stages
+
+_INVARIANT = 1e-3  # relative; rounding behind a norm is about 1e-6
+_REDUNDANT = 1.5  # equations for each unknown
+_RANK = 1e-5  # of the largest singular value; what is smaller is rounding
+_SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
+_SWEEPS = 12  # over the directions that are missing
+_INVERSES = 4
+_PROBES = 8  # of the mean eigenvalue
+_ITERATIONS, _TOLERANCE = 3000, 1e-7  # of conjugate gradients
+EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
+
+
+class Blind(NamedTuple):
+  """What a stage does not see of its map, found on random weights.
+
+  Attributes:
+    mean: of what its first convolution makes, as where BatchNorm follows.
+    scale: of the map, as where a norm follows and no shortcut passes.
+    classes: (first row, first column, stride) of positions on which a constant for each channel makes no difference.
+    inner: the same of what its first convolution makes less its mean. A shortcut without parameters sees more.
+  """
+
+  mean: bool
+  scale: bool
+  classes: tuple[tuple[int, int, int], ...]
+  inner: tuple[tuple[int, int, int], ...] = ()
+
+
+@functools.lru_cache(maxsize=64)
+def blind(net_of: Callable[[], Stages], place: int) -> Blind:
+  """Returns what the stage at `place` does not see."""
+  net = net_of()
+  stage, rng = net.stages[place], np.random.default_rng(0)
+  x = rng.normal(size=stage.shape)
+  params = {path: jnp.asarray(rng.normal(size=net.shapes[path]), jnp.float32) for path in stage.paths}
+  behind = jax.jit(lambda x, offset: net.behind(stage, params, x, offset))
+  product = jax.jit(lambda x: net.apply(stage, params, x, until=stage.product))
+
+  none = np.zeros((1, 1, 1, 1 if stage.kernel is None else stage.produced[-1]))
+
+  def made(x: np.ndarray, offset: Any = none) -> np.ndarray:
+    return np.asarray(behind(jnp.asarray(x, jnp.float32), jnp.asarray(offset, jnp.float32)))
+
+  def centred(x: np.ndarray) -> np.ndarray:
+    own = np.asarray(product(jnp.asarray(x, jnp.float32)))
+    return own - own.mean(axis=(1, 2), keepdims=True)
+
+  def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return bool(np.linalg.norm(one - other) <= _INVARIANT * np.linalg.norm(one))
+
+  mean = stage.kernel is not None and same(made(x), made(x, rng.normal(size=none.shape)))
+  step, constants = max(stage.shape[1] // made(x).shape[1], 1), rng.normal(size=stage.shape[-1])
+  classes, inner = [], []
+  for row, column in np.ndindex(step, step):
+    moved = x.copy()
+    moved[:, row::step, column::step] += constants
+    classes += [(row, column, step)] if same(made(x), made(moved)) else []
+    inner += [(row, column, step)] if mean and same(centred(x), centred(moved)) else []
+  return Blind(mean, same(made(x), made(2 * x)), tuple(classes), tuple(inner))
+
+
+def unread(net_of: Callable[[], Stages], place: int) -> str:
+  """Returns why the map before the stage at `place` has no closed form; '' where it has one."""
+  stage = net_of().stages[place]
+  if stage.kernel is None:
+    return 'does not start with a convolution'
+  (_, height, width, channels), entries = stage.produced, int(np.prod(stage.shape))
+  centred = blind(net_of, place).mean
+  if not centred and height < stage.shape[1]:  # then the map and sums of copies moved by the stride look the same
+    return 'has a stride, and no BatchNorm on the statistics of the batch follows its first convolution'
+  if channels < height * width - centred:
+    why = '' if centred else ', as no BatchNorm on the statistics of the batch follows it'
+    return (
+      f'has {height}×{width} positions, and its first convolution {channels} channels; it needs '
+      f'{height * width - centred}{why}'
+    )
+  positions, filters = height * width, int(np.prod(net_of().shapes[stage.kernel])) // channels
+  # An entry that several filters see is the same for all; unknown are the combinations of rows, and the mean patch.
+  if positions * filters - entries < _REDUNDANT * (positions * (positions - centred) + centred * filters):
+    return 'has filters that hardly overlap'
+  return ''
+
+
+def grounded(x: Any, classes: Sequence[tuple[int, int, int]]) -> np.ndarray:
+  """Returns a map without negative entries that is zero somewhere in each class of `Blind` and channel."""
+  x = np.array(x)
+  for row, column, step in classes:
+    part = x[:, row::step, column::step]
+    part -= part.min(axis=(1, 2), keepdims=True)
+  return np.maximum(x, 0)
+
+
+def found(net_of: Callable[[], Stages], place: int, gradient: Any) -> tuple[np.ndarray, float]:
+  """Returns (the map before a stage, up to its scale; the least eigenvalue over the mean one).
+
+  Args:
+    net_of: () -> the network.
+    place: of the stage, where nothing is `unread`.
+    gradient: of its first convolution's weight.
+  """
+  stage, unseen = net_of().stages[place], blind(net_of, place)
+  numbered = np.arange(np.prod(stage.shape)).reshape(stage.shape)
+  level = [numbered[0, row::step, column::step].reshape(-1, stage.shape[-1]).T for row, column, step in unseen.inner]
+  own = rows(np.asarray(gradient), stage.produced[-1])
+  x, eigenvalue = direction_of(
+    patches(net_of, place), own, numbered.size, unseen.mean, np.concatenate(level) if level else None
+  )
+  x = grounded(x.reshape(stage.shape), unseen.inner)
+  return (x / np.sqrt(np.mean(x**2))).astype(np.float32), eigenvalue
+
+
+@functools.lru_cache(maxsize=32)
+def patches(net_of: Callable[[], Stages], place: int) -> np.ndarray:
+  """Returns which entries of a stage's map its first convolution sees, int [positions, entries of a filter].
+
+  An entry of the map counts from 1; 0 is the padding. They are read from the convolution's own gradient, which is the
+  patch where what comes back is one at a position and zero elsewhere.
+  """
+  net = net_of()
+  stage = net.stages[place]
+  size, path, channels = int(np.prod(stage.shape)), stage.first, stage.produced[-1]
+  numbered = jnp.arange(1, size + 1, dtype=jnp.float32).reshape(stage.shape)
+  params = {other: jnp.zeros(net.shapes[other]) for other in stage.paths}
+
+  def convolved(kernel: jax.Array) -> jax.Array:
+    return net.apply(stage, {**params, path: kernel}, numbered, until=stage.product)
+
+  def seen(incoming: jax.Array) -> jax.Array:
+    return rows(jax.vjp(convolved, params[path])[1](incoming)[0], channels)[0]
+
+  positions = int(np.prod(stage.produced[1:3]))
+  unit = jnp.zeros((positions, positions, channels)).at[jnp.arange(positions), jnp.arange(positions), 0].set(1)
+  found = jax.jit(lambda unit: jax.lax.map(seen, unit))(unit.reshape(positions, *stage.produced))
+  return np.rint(np.asarray(found)).astype(int)
+
+
+def rows(kernel: Any, channels: int) -> Any:
+  """Returns the weights of a convolution as [channels, entries]; its channels are the first of two axes, or the last.
+
+  Args:
+    kernel: [channels, entries], as `gradleak.models.layers.Conv` has it, or […, channels] as Flax's.
+    channels: that it makes.
+  """
+  if kernel.ndim == 2 and len(kernel) == channels:
+    return kernel
+  return kernel.reshape(-1, channels).T
+
+
+def direction_of(
+  seen: np.ndarray, gradient: np.ndarray, size: int, centred: bool = True, level: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
+  """Returns (the map whose patches span a gradient, of norm 1; the least eigenvalue over the mean one).
+
+  Where some channels are dead, the directions that are missing are estimated from the solution, and both in turn.
+
+  Args:
+    seen: int [positions, entries], see `patches`.
+    gradient: of the convolution, [channels, entries].
+    size: entries of the map.
+    centred: whether the rows span the patches less their mean.
+    level: entries of the map, int [groups, …], whose mean in each group is set to zero as it is not seen.
+  """
+  wanted = len(seen) - centred
+  _, values, directions = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
+  known = directions[: min(wanted, int(np.sum(values > _RANK * values[0])))]
+  missing, found = wanted - len(known), np.random.default_rng(0).normal(size=size)
+  span, quotient = known, np.inf
+
+  def shown(x: np.ndarray) -> np.ndarray:
+    own = np.concatenate([[0.0], x])[seen]
+    return own - own.mean(axis=0) if centred else own
+
+  def form(x: np.ndarray) -> np.ndarray:
+    """Applies the quadratic form of a map: what of its patches is not in the span, squared."""
+    own = shown(x)
+    back = np.bincount(seen.ravel(), (own - (own @ span.T) @ span).ravel(), size + 1)[1:]
+    if level is not None:
+      back[level] += x[level].mean(axis=1, keepdims=True)
+    return back
+
+  for _ in range(_SWEEPS if missing else 1):
+    found, quotient = _least(form, found)
+    if not missing or quotient < EXACT:
+      break
+    own = shown(found)
+    others = np.linalg.svd(own - (own @ known.T) @ known, full_matrices=False)[2]
+    span = np.concatenate([known, others[:missing]])
+  return found * np.sign(found.sum()), quotient
+
+
+def _least(form: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> tuple[np.ndarray, float]:
+  """Returns the eigenvector of the least eigenvalue, and that over the mean one, by inverse iterations."""
+  size, signs = len(start), np.random.default_rng(1).choice([-1.0, 1.0], (_PROBES, len(start)))
+  mean = float(np.mean([one @ form(one) for one in signs])) / size
+  shifted = scipy.sparse.linalg.LinearOperator((size, size), lambda x: form(x) + _SHIFT * mean * x, dtype=np.float64)
+  found = start / np.linalg.norm(start)
+  for _ in range(_INVERSES):
+    guess = found / (found @ form(found) + _SHIFT * mean)
+    before, found = found, scipy.sparse.linalg.cg(shifted, found, guess, rtol=_TOLERANCE, maxiter=_ITERATIONS)[0]
+    found = found / np.linalg.norm(found)
+    if np.linalg.norm(found - before) < _TOLERANCE:
+      break
+  return found, float(found @ form(found) / mean)
