@@ -240,8 +240,13 @@ def test_repeats_of_one_training_spread_less_than_a_single_one_leaves_open():
   assert repeats and max(max(found) - min(found) for found in repeats) < comparison.ONE_TRAINING
 
 
-def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table():
-  text = pages.pages(results.read(TABLES, 'mini'), experiments.REGISTRY, 'mini', 'there')['index.md']
+@pytest.fixture(scope='module')
+def made():
+  return pages.pages(results.read(TABLES, 'mini'), experiments.REGISTRY, 'mini', 'there')
+
+
+def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table(made):
+  text = made['index.md']
   agreeing, total = map(int, re.search(r'(\d+) of (\d+) figures that count agree', text).groups())
   assert 0 < agreeing == text.partition('The figures that agree')[2].count('\n| [') < total
   assert text.index('Claims of tables') < text.index('Pairs of methods') < text.index('\n## ')
@@ -250,9 +255,8 @@ def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table():
   assert all((said == 'no claim') == (not claims.CLAIMS.get(name)) for name, said in tables.items())
 
 
-def test_pages_say_which_tables_have_decided_half_of_their_pairs_and_what_the_others_would_take():
+def test_pages_say_which_tables_have_decided_half_of_their_pairs_and_what_the_others_would_take(made):
   stored = results.read(TABLES, 'mini')
-  made = pages.pages(stored, experiments.REGISTRY, 'mini', 'there')
   times = {name: one.order.times() for name, one in pages.judge(stored, experiments.REGISTRY, 'mini').items()}
   times = {name: found for name, found in times.items() if found is not None}
   decided, few = (

@@ -13,7 +13,6 @@ from tests.leaderboards import COMMAND, found
 OF_THE_MACHINE = {
   *('workdir', 'progress', 'compilation_cache', 'group_size', 'data_dir', 'weights'),
   *('cluster', 'cores', 'gpus', 'retries', 'slurm', 'process', 'processes'),
-  *('lpips_backbone', 'lpips_weights', 'lpips_heads'),
 }
 
 
