@@ -213,6 +213,8 @@ def test_an_entry_that_differs_is_not_overwritten(made, tmp_path):
   assert leaderboard.read(tmp_path)[path.stem] == made[PRUNE]
   leaderboard.add(tmp_path, costly, replace=True)
   assert leaderboard.read(tmp_path)[path.stem] == costly
+  leaderboard.add(tmp_path, {**costly, 'cost': None}, replace=True)  # another run says nothing of the training
+  assert leaderboard.read(tmp_path)[path.stem] == costly
 
 
 def counts(entry, *values):

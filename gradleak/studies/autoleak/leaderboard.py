@@ -271,7 +271,8 @@ def add(folder: Any, entry: Mapping[str, Any], replace: bool = False) -> pathlib
   Args:
     folder: of the leaderboard; made if it does not exist.
     entry: one of `entries`.
-    replace: whether one of the same name that differs is overwritten.
+    replace: whether one of the same name that differs is overwritten. Its accuracy cost stays where the new one has
+      none: that is of a training, not of the run.
 
   Raises:
     UsageError: if there is one that differs, and it is not to be replaced.
@@ -285,6 +286,8 @@ def add(folder: Any, entry: Mapping[str, Any], replace: bool = False) -> pathlib
     if not differing:
       return path
     raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')
+  if path.exists() and given['cost'] is None:
+    given = {**given, 'cost': _read(path)['cost']}
   write_atomically(path, json.dumps(given, indent=1, ensure_ascii=False) + '\n')
   return path
 
