@@ -12,6 +12,7 @@ import gradleak as gl
 from gradleak import report
 from gradleak.defenses import chain, compensation, graddefense, topk
 from gradleak.federated import training
+from gradleak.studies import frontier
 from gradleak.studies.autoleak import costs
 from tests.attackers import divide
 
@@ -115,6 +116,15 @@ def test_the_page_and_a_second_call(found, call):
   assert again.rows == found.rows
   assert [one.wrong for one in again.trained.values()] == [one.wrong for one in found.trained.values()]
   assert [one.rows for one in again.trained.values()] == [one.rows for one in found.trained.values()]
+
+
+def test_accuracy_is_measured_at_even_distances_and_at_the_end(call, monkeypatch, tmp_path):
+  monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
+  monkeypatch.setattr(frontier, 'MEASUREMENTS', 2)
+  found = call[0](rounds=5, attack_every=0, workdir=tmp_path / 'new')
+  assert found.config['evaluate_every'] == 2
+  for one in found.trained.values():
+    assert [row['round'] for row in one.rows if 'accuracy' in row] == [2, 4, 5]
 
 
 def test_costs_are_read_of_trainings_that_had_attacks(found, call):

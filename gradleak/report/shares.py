@@ -9,8 +9,8 @@ from gradleak.report.figures import SOFT
 from gradleak.report.formatting import minus, wrap
 
 ATTACKERS = (
-  ('recognisable, by pictures', '#1f1f1f', 'o'),
-  ('re-identified, by pictures', '#0f6674', 's'),
+  ('recognisable, reconstructed', '#1f1f1f', 'o'),
+  ('re-identified, reconstructed', '#0f6674', 's'),
   ('re-identified, by likelihood', '#b03a10', 'D'),
   ('re-identified, by a malicious server', '#7a8b99', '^'),
 )

@@ -49,6 +49,7 @@ WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
 TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
+MEASUREMENTS = 50  # on the test split, at least, of a training of more rounds: they may take longer than the training
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}
@@ -65,7 +66,12 @@ class FrontierSettings:
   weighting: str = setting(
     'samples', 'How much an upload counts: samples or equal.', **_TRAINING, choices=simulation.WEIGHTINGS
   )
-  evaluate_every: int = setting(1, 'Rounds between two measurements on the test split.', **_TRAINING, **_COUNT)
+  evaluate_every: int | None = setting(
+    None,
+    'Rounds between two measurements on the test split; a fiftieth of all by default.',
+    **_TRAINING,
+    **_COUNT,
+  )
   server: str = setting('sgd', "The server's optimizer: sgd or adam (FedAdam).", **_SERVER, choices=tuple(SERVERS))
   server_learning_rate: float = setting(1.0, 'Its learning rate.', **_SERVER, low=1e-12, finite=True)
   server_momentum: float = setting(0.0, 'Its momentum, of sgd.', **_SERVER, low=0, high=1)
@@ -250,6 +256,7 @@ def frontier(
     'gradleak.frontier', changes, settings=(FrontierSettings, settings), execution=(Execution, execution)
   )
   check(given)
+  given = dataclasses.replace(given, evaluate_every=given.evaluate_every or max(1, given.rounds // MEASUREMENTS))
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
   client, shape = scenario.client, scenario.samples.shape[1:]
@@ -375,7 +382,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     task.given.variables,
     given.rounds,
     test=task.test,
-    evaluate_every=given.evaluate_every,
+    evaluate_every=given.evaluate_every or 1,
     workdir=folder,
     config={
       **task.config,
