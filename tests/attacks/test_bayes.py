@@ -72,7 +72,7 @@ def test_control_runs_bear_the_noise_that_the_prior_is_weighed_by():
   )  # fmt: skip
   little, much = (gl.defenses.gaussian(stddev=stddev) for stddev in (0.001, 50.0))
   found = gl.audit(
-    jax.random.key(1), scenario, [little, much], [gl.attacks.bayes(steps=40, components=20)], 6, controls=8,
+    jax.random.key(1), scenario, [much, little], [gl.attacks.bayes(steps=40, components=20)], 6, controls=8,
     labels='known', knowledge='both', progress='none',
   )  # fmt: skip
   pools = {threshold: [row for row in found.controls if row['control_psnr'] == threshold]
@@ -80,6 +80,8 @@ def test_control_runs_bear_the_noise_that_the_prior_is_weighed_by():
   assert [sorted(row['trial'] for row in pool) for pool in pools.values()] == [[*range(8)]] * 3
   for threshold, pool in pools.items():
     assert verdict.threshold(pool).score == threshold
+  places = [(row['trial'], row['adaptive'] or '', str(row['control_psnr'])) for row in found.controls]
+  assert places == sorted(places), 'their order does not depend on which of them were run first'
 
   def figures(defense: gl.defenses.Defense, adaptive: str | None) -> tuple[float, float, set[str]]:
     rows = [row for row in found.rows if row['defense'] == str(defense) and row['adaptive'] == adaptive]
