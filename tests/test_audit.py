@@ -595,6 +595,7 @@ def test_a_part_keeps_its_name_where_methods_are_added(linear):
   assert len(alone) == 3 and alone.items() <= before.items() and len(before) == 5
 
 
+@pytest.mark.slow
 def test_a_folder_that_grows_before_it_is_finished_starts_its_attack_anew(linear, tmp_path):
   def stop(attack, progress, objective):
     if progress.step >= 2:

@@ -132,6 +132,7 @@ def test_texts_beside_those_of_an_auditor_and_nothing_found(notes):
   assert 'Nothing found.' in report.render_captured(nothing) and 'text 1' not in report.captured_table(nothing)
 
 
+@pytest.mark.slow
 def test_a_search_for_texts_is_compared_with_what_they_would_cause(notes):
   (one,) = notes.attack(notes.of(1), attacks=[gl.attacks.tag(steps=3)]).inversions
   simulated = notes.update(np.maximum(one.samples, 0), notes.private.targets[:1])

@@ -401,6 +401,7 @@ def test_softmax_regression_is_solved_for_fewer_rows_than_classes(rows, classes)
     solve(gradients, (kernel, bias), np.eye(classes)[np.zeros(classes, int)], rng)
 
 
+@pytest.mark.slow
 def test_the_attack_on_regression_reads_batches(mixed):
   values = np.random.default_rng(0).normal(size=(60, 5))
   data = gl.data.table(values, np.arange(60) % 5, split='train')

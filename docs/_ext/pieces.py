@@ -66,7 +66,7 @@ def gallery() -> str:
   for paper, cards in by_paper.items():
     parts += [
       f'## {paper}',
-      '::::{grid} 1 2 2 2\n:gutter: 2\n:class-container: gallery\n\n' + '\n\n'.join(cards) + '\n::::',
+      '::::{grid} 1 2 3 3\n:gutter: 2\n:class-container: gallery\n\n' + '\n\n'.join(cards) + '\n::::',
     ]
   return '\n\n'.join(parts) + '\n'
 

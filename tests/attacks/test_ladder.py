@@ -49,6 +49,7 @@ def run(method, client, observation):
 SETTINGS = {'steps': 30, 'learning_rate': 0.05, 'start': 'uniform'}
 
 
+@pytest.mark.slow
 def test_without_a_descent_a_rung_is_csdlg_at_its_weight(seen):
   """The one that is kept is known from the distances of three runs of csdlg."""
   client, observation = seen

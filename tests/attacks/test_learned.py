@@ -124,6 +124,7 @@ def test_learning_tells_how_far_it_is_and_does_not_depend_on_its_parts(honest, m
   assert len(heard) == 1 + 16 + 7  # nobody is told any more
 
 
+@pytest.mark.slow
 def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypatch):
   lines = []
 

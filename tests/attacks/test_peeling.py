@@ -167,6 +167,7 @@ def test_the_scale_of_a_gradient_is_read_from_it(victim, factor):
   assert peeling.scale(layers, noise, 8, box=peeling.NORMALISED) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_clipped_gradient_is_peeled_by_one_who_does_not_know_the_clip(digits):
   images, labels = digits[0][:4].reshape(4, 8, 8, 1).astype(np.float32), digits[1][:4].astype(np.int32)

@@ -214,7 +214,7 @@ def near(found, truth):
   return np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
 
 
-@pytest.mark.parametrize('pool', ['own', 'flax', 'overlapping'])
+@pytest.mark.parametrize('pool', ['own', 'flax', pytest.param('overlapping', marks=pytest.mark.slow)])
 def test_a_max_pool_is_a_part_of_the_stage_before_it(digits, pool):
   pools = {
     'own': functools.partial(layers.max_pool, size=2),
@@ -296,7 +296,7 @@ def test_an_image_comes_back_through_two_blocks(digits):
   assert np.argmax(ranking) == 0 and ranking[0] > 0.9
 
 
-@pytest.mark.parametrize('blocks', [1, 2])
+@pytest.mark.parametrize('blocks', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_noise_of_the_same_norm_gives_nothing(digits, blocks):
   """Of two blocks the equations of the last but one contradict each other, and no image is searched."""
   client, seen = observed(digits, Small(blocks))

@@ -36,11 +36,18 @@ def batch(number, length, seed=0, vocabulary=PAD):
   return rng.integers(0, vocabulary, (number, length)).astype(np.int32), rng.integers(0, 2, number).astype(np.int32)
 
 
-def observed(spec, ids, labels, seed=0, change=None, **settings):
+@functools.cache
+def client_of(spec, **settings):
+  """Returns the client of a network, and its update, compiled: once for all batches of one shape."""
+  client = Client(model_of(spec)[0], 2, modality=TEXT, **settings)
+  return client, jax.jit(lambda *given: client.local_update(None, *given).update)
+
+
+def observed(spec, ids, labels, seed=0, change=None, variables=None, **settings):
   """Returns the client and the `Observation` of its upload, which `change` may alter."""
-  model, variables = model_of(spec, seed)
-  client = Client(model, 2, modality=TEXT, **settings)
-  update = jax.jit(client.local_update)(None, variables, jnp.asarray(ids), jnp.asarray(labels)).update
+  client, sent = client_of(spec, **settings)
+  variables = model_of(spec, seed)[1] if variables is None else variables
+  update = sent(variables, jnp.asarray(ids), jnp.asarray(labels))
   update = update if change is None else change(update)
   knowledge = Knowledge(labels='unused', share=client.share)
   return client, Observation(variables, update, jnp.zeros((len(ids), 2)), knowledge, ids.shape, 2)
@@ -113,7 +120,7 @@ def test_padding_a_batch_of_one_and_a_sequence_of_one_token(spec):
 
 
 def test_a_repeated_sequence_is_found_and_repeated():
-  ids, labels = batch(2, 6, seed=4)
+  ids, labels = batch(2, 8, seed=4)
   ids = ids[[0, 0]]
   assert attacked(*observed(GPT, ids, labels[[0, 0]])) == expected(ids)
 
@@ -145,24 +152,20 @@ def stirred(variables):
 def test_adapters_alone(rank, number, length, first):
   """2r tokens, and in the first round fewer than r."""
   spec = ADAPTED.replace('layers=2', 'layers=4,head=mean').format(rank)
-  model, variables = model_of(spec)
-  variables = variables if first else stirred(variables)
+  variables = model_of(spec)[1] if first else stirred(model_of(spec)[1])
   ids, labels = batch(number, length, seed=9)
-  client = Client(model, 2, modality=TEXT)
-  update = jax.jit(client.local_update)(None, variables, jnp.asarray(ids), jnp.asarray(labels)).update
-  observation = Observation(variables, update, jnp.zeros((number, 2)), Knowledge(labels='unused'), ids.shape, 2)
-  assert attacked(client, observation) == expected(ids)
+  assert attacked(*observed(spec, ids, labels, variables=variables)) == expected(ids)
 
 
 def test_noise_in_place_of_an_upload_shows_nothing():
-  ids, labels = batch(2, 6)
+  ids, labels = batch(2, 8)
 
   def drawn(update):
     return jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), update)
 
-  assert attacked(*observed(GPT, ids, labels, change=drawn)) == [(PAD,) * 6] * 2
+  assert attacked(*observed(GPT, ids, labels, change=drawn)) == [(PAD,) * 8] * 2
   zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-  assert attacked(*observed(GPT, ids, labels, change=zeros)) == [(PAD,) * 6] * 2
+  assert attacked(*observed(GPT, ids, labels, change=zeros)) == [(PAD,) * 8] * 2
 
 
 @pytest.mark.parametrize(
@@ -177,7 +180,9 @@ def test_noise_in_place_of_an_upload_shows_nothing():
   ],
 )
 def test_what_it_cannot_read_is_refused_before_it_runs(spec, settings, message):
-  client, observation = observed(spec, *batch(2, 4), **settings)
+  variables, ids = model_of(spec)[1], batch(2, 4)[0]
+  client, update = Client(model_of(spec)[0], 2, modality=TEXT, **settings), {**variables['params']}
+  observation = Observation(variables, update, jnp.zeros((2, 2)), Knowledge(labels='unused'), ids.shape, 2)
   attack = gl.attacks.span()(client)
   with pytest.raises(gl.UsageError, match=message):
     jax.eval_shape(attack.init, jax.random.key(0), observation)
@@ -245,17 +250,17 @@ def test_chances_of_small_residuals_are_those_of_a_beta_distribution():
 
 
 def test_the_screen_in_closed_form_is_the_residual_of_each_token():
-  ids, labels = batch(2, 6, seed=7)
+  ids, labels = batch(2, 8, seed=7)
   client, observation = observed(GPT, ids, labels)
   about, variables = client.model.first_block, observation.variables
   rng = np.random.default_rng(0)
   norm = variables['params']['h_0']['ln_1']
   moved = {'scale': norm['scale'] + 0.3 * rng.normal(size=64), 'bias': norm['bias'] + 0.2 * rng.normal(size=64)}
   params = {**variables['params'], 'h_0': {**variables['params']['h_0'], 'ln_1': moved}}
-  block = span_decoder.block_of(about, {'params': params}, 6)
+  block = span_decoder.block_of(about, {'params': params}, 8)
   span = subspace.Span(np.linalg.qr(rng.normal(size=(64, 64)))[0], rng.uniform(size=64), np.eye(64), 64)
   residuals = span_decoder.residuals(block, span, np.arange(V))
-  for place in range(6):
+  for place in range(8):
     x = block.normalised(block.plain(np.arange(V), np.full(V, place)))
     np.testing.assert_allclose(residuals[place], span.residual(x), rtol=2e-4, atol=1e-5)
 

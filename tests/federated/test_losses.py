@@ -215,7 +215,7 @@ def test_an_audit_of_other_targets(loss, given, labels, small_images):
     assert matched['objective_at_truth'] < 1e-6
 
 
-@pytest.mark.parametrize('given', [True, False])
+@pytest.mark.parametrize('given', [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_captured_update_of_flags(given, small_images):
   """Flags are given, or optimised by default; the auditor's truth is judged with them."""
   model = gl.models.create('mlp(widths=8)', 3)

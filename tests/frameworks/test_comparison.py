@@ -59,11 +59,11 @@ def test_the_same_client_agrees(check):
     {'local_epochs': 5},
     {'local_batch_size': None},
     {'momentum': 0.9},
-    {'weight_decay': 0.01},
-    {'momentum': 0.0, 'learning_rate': 0.02},
     *(
-      pytest.param(late, marks=pytest.mark.slow)  # kinds that are tried after all others
+      pytest.param(late, marks=pytest.mark.slow)  # kinds that are tried after others
       for late in (
+        {'weight_decay': 0.01},
+        {'momentum': 0.0, 'learning_rate': 0.02},
         {'optimizer': 'adam', 'momentum': 0.0, 'learning_rate': 0.001},
         {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01, 'learning_rate': 0.003},
         {'proximal': 1.0},
@@ -160,6 +160,7 @@ def test_orders_augmentation_and_noise_are_told_apart(check):
   assert noisy.draws == 'noise' and not noisy.agrees
 
 
+@pytest.mark.slow
 def test_a_named_defense_is_simulated_and_a_wrong_strength_is_found(check):
   draw = np.random.default_rng(1)
 
