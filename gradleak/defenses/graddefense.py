@@ -27,6 +27,7 @@ CITATION = 'Wang, Guo, Xie, Qi: Protect Privacy from Gradient Leakage Attack in 
 BALANCES = ('sensitivity', 'size')
 ESTIMATES = ('exact', 'probes', 'probes_squared')
 _ROOT = 100  # public samples that the risk is measured on, as in the paper
+_SMALL_UNIT = 2.0**-60  # of risks whose squares leave the range of float32
 
 
 class Slicing(NamedTuple):
@@ -79,13 +80,18 @@ def sensitivity(
   """
   if method != 'exact' and key is None:
     raise errors.UsageError(f'sensitivity by {method} draws directions and needs key=jax.random.key(…)')
-  squares = _squared_sensitivity(client, variables, samples, targets, key, None if method == 'exact' else probes)
+  measure = functools.partial(
+    _squared_sensitivity, client, variables, samples, targets, key, None if method == 'exact' else probes
+  )
+  squares, unit = measure(), 1.0
+  if not np.isfinite(squares).all():  # weights of a malicious server: squares above 1e38
+    squares, unit = measure(_SMALL_UNIT), _SMALL_UNIT
   if method == 'probes_squared':
-    return jnp.sqrt(jnp.mean(squares, axis=0))
-  return jnp.mean(jnp.sqrt(squares), axis=0)
+    return jnp.sqrt(jnp.mean(squares, axis=0)) / unit
+  return jnp.mean(jnp.sqrt(squares), axis=0) / unit
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5))
+@functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def _squared_sensitivity(
   client: Any,
   variables: Mapping,
@@ -93,8 +99,9 @@ def _squared_sensitivity(
   targets: jax.Array,
   key: Any,
   probes: int | None,
+  unit: float = 1.0,
 ) -> jax.Array:
-  """Returns ‖∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; exact if `probes` is None, else estimated."""
+  """Returns ‖unit·∂g_l(x)/∂x‖²_F by sample and layer, float32 [K, L]; exact if `probes` is None, else estimated."""
   params, kind = variables['params'], client.modality
   numbers, count = trees.layer_numbers(params, _layers(client, samples.shape[1 : 1 + kind.axes]))
   samples = kind.relaxation('', client.model).relaxed(samples, variables)  # whole numbers have no derivative
@@ -110,7 +117,7 @@ def _squared_sensitivity(
     _, directional = jax.linearize(gradient, image)
 
     def squares(direction: jax.Array) -> jax.Array:
-      return trees.layer_sums(jax.tree.map(lambda d: jnp.sum(d * d), directional(direction)), numbers, count)
+      return trees.layer_sums(jax.tree.map(lambda d: jnp.sum((unit * d) ** 2), directional(direction)), numbers, count)
 
     if probes is not None:
       directions = jax.random.normal(jax.random.fold_in(key, index), (probes, *shape))

@@ -102,6 +102,8 @@ def test_exact_sensitivity_has_a_closed_form_in_softmax_regression(small_images,
   np.testing.assert_allclose(measured[numbers['b']], np.mean(norms, axis=0)[1], rtol=1e-4)
   probabilities = jax.nn.one_hot(labels, 10)
   np.testing.assert_allclose(sensitivity(client, {'params': linear_params}, images, probabilities), measured, rtol=1e-5)
+  large = sensitivity(client, {'params': linear_params}, images, 1e22 * probabilities)  # its square is infinite
+  np.testing.assert_allclose(large, 1e22 * measured, rtol=1e-5)
 
 
 def sample_gradient(name):
