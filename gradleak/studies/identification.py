@@ -180,12 +180,18 @@ class _List(NamedTuple):
     labels: int [N].
     private: the place of each private sample in it, [T, B].
     kinds: whether only candidates of one label are compared.
+    shared: how many others have each private sample, int [T, B]; None for nobody. They are ahead of the original.
   """
 
   samples: np.ndarray
   labels: np.ndarray
   private: np.ndarray
   kinds: bool
+  shared: np.ndarray | None = None
+
+  def others(self, trial: int, place: int) -> int:
+    """Returns how many others have a private sample."""
+    return 0 if self.shared is None else int(self.shared[trial, place])
 
 
 def identify(
@@ -346,7 +352,8 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
       "the labels of the gallery are not known: give gallery=(samples, targets), or labels='unknown'"
     )
   private = np.asarray([kept.index(i) for i in own]).reshape(num_trials, given.batch_size)
-  found = _List(samples[kept], labels[kept], private, bool(gallery.by_class))
+  shared = None if scenario.shared is None else scenario.shared[:count].reshape(private.shape)
+  found = _List(samples[kept], labels[kept], private, bool(gallery.by_class), shared)
   if len(found.samples) < 2:
     raise errors.UsageError('there is no candidate beside the original: give gallery=… to gradleak.scenario')
   return found
@@ -542,11 +549,12 @@ def _judged(
       for position, own in enumerate(several):
         beside = allowed[trial, position].copy()
         beside[several] = False  # the others of its batch are no wrong answers
-        rank = 1 + int(np.sum(score[trial, beside] >= score[trial, own]))
+        alike = listed.others(trial, position)
+        rank = 1 + alike + int(np.sum(score[trial, beside] >= score[trial, own]))
         posterior = None
         if stated and name == 'likelihood':
           logs = score[trial, beside] - score[trial, own]
-          posterior = float(1 / (1 + np.sum(np.exp(np.minimum(logs, 700)))))
+          posterior = float(1 / (1 + alike + np.sum(np.exp(np.minimum(logs, 700)))))
         row = {
           **facts,
           'statistic': name,
@@ -573,7 +581,7 @@ def _alarmed(scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, A
       for place, own in enumerate(listed.private[trial]):
         beside = allowed[trial, place].copy()
         beside[listed.private[trial]] = False
-        rank = 1 + int(np.sum(row[beside] >= row[own]))
+        rank = 1 + listed.others(trial, place) + int(np.sum(row[beside] >= row[own]))
         of = {'statistic': name, 'trial': number, 'place': place, 'rank': rank, 'candidates': int(beside.sum())}
         found.append(plain({**facts, **of, 'identified': rank == 1}))
   return found
