@@ -287,6 +287,13 @@ def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, n
   return np.concatenate(found, axis=1), np.stack(counts, axis=1)
 
 
+def largest_as_many(updates: np.ndarray, kept: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+  """Returns the largest entries of updates [U, P], bool: as many of each tensor as others keep, bool [U, P]."""
+  ends = np.cumsum(sizes)[:-1]
+  parts = zip(np.split(np.abs(updates), ends, axis=1), np.split(kept, ends, axis=1), strict=True)
+  return np.concatenate([_largest(part, np.count_nonzero(own, axis=1)) for part, own in parts], axis=1)
+
+
 def support(pattern: np.ndarray, counts: np.ndarray, means: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
   """Returns which fraction of each upload's pattern the largest entries of each candidate's update are, [U, C].
 
