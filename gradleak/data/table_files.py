@@ -1,9 +1,6 @@
 """Tables from files, embedded ones, and columns in memory: a schema, splits, and classes."""
 
-import csv
 import functools
-import io
-import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.data import tables
+from gradleak.data import separated, tables
 
 _TEST = 0.3  # of the rows of one file are the split 'test'
 _SPLITS = ('test', 'train')
@@ -201,19 +198,7 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
     text = pathlib.Path(file).read_text('utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise errors.UsageError(f'cannot read the table {path}: {error}') from error
-
-  def cells(delimiter: str, most: int | None = None, strict: bool = True) -> list[list[str]]:
-    found = csv.reader(io.StringIO(text, newline=''), delimiter=delimiter, strict=strict)
-    return [[cell.strip() for cell in line] for line in itertools.islice(found, most) if line]
-
-  def fitting(delimiter: str) -> tuple[bool, int]:
-    lengths = [len(line) for line in cells(delimiter, 2, strict=False)]
-    return len(set(lengths)) == 1, max(lengths, default=0)
-
-  try:
-    lines = cells(max(',;\t|', key=fitting))
-  except csv.Error as error:
-    raise errors.UsageError(f'cannot read the table {path}: {error}') from error
+  lines = separated.rows(text, f'the table {path}')
   if not lines:
     raise errors.UsageError(f'the table {path} is empty')
   header = list(names) if names else lines.pop(0)
@@ -225,9 +210,7 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
     raise errors.UsageError(
       f'the first line of the table {path} is {", ".join(header)}, which are no headings: give "names" in a schema'
     )
-  for number, line in enumerate(lines):
-    if len(line) != len(header):
-      raise errors.UsageError(f'row {number} of the table {path} has {len(line)} values, expected {len(header)}')
+  separated.check_lengths(lines, len(header), f'the table {path}')
   if len(lines) < 2:
     raise errors.UsageError(f'the table {path} has {len(lines)} rows: two or more are needed')
   return header, lines

@@ -203,7 +203,9 @@ def scenario(
   }
   floating = np.float64 if double else np.float32
   samples, targets = kind.cast(samples, floating), client.loss.targets.kept(targets, floating)
-  return Scenario(client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn, shared=shared)
+  return Scenario(
+    client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn, shared=shared
+  )
 
 
 def _batch_norm(client: Client, variables: Mapping) -> dict[str, str]:

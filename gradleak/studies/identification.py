@@ -410,8 +410,8 @@ class _Run:
   def _uploads(self, label: str, bound: Bound, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the uploads of all trials and control runs, float32 [T + C, R, P], and which entries are compared.
 
-    The noise of a control run is cut to the entries that its trial sent, or, where the update decides which are sent,
-    to as many of its own largest ones.
+    The noise of a control run is cut to the entries that its trial sent. Where the update decides which are sent, it is
+    cut to as many of its own largest ones.
     """
     random = any(stage.traits.random for stage in bound.defense.stages)
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
@@ -429,7 +429,7 @@ class _Run:
     full = jax.tree.map(lambda m, u: np.broadcast_to(_widened(m, u.ndim), u.shape), sent.mask, sent.update)
     kept = _rows(full) if declared else update != 0
     cut = kept[stand_ins]
-    if any(stage.traits.selects for stage in bound.defense.stages):  # their choice tells of the trial, too
+    if any(stage.traits.selects for stage in bound.defense.stages):  # their choice tells of the trial
       shape, entries = noise.shape, noise.shape[-1]
       flat = noise.reshape(-1, entries), cut.reshape(-1, entries)
       cut = likelihood.largest_as_many(*flat, self.sizes).reshape(shape)
