@@ -255,10 +255,11 @@ class _Worker:
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
     trials, controls = _share(group, index, count)
-    if group.settings.sequential:  # all defenses stay: the programs and the bits of a look are those of the others
-      known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
-      trials = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
-    else:  # where only control runs are missing, all defenses stay
+    known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
+    # Where only control runs are missing, one trial and all defenses stay.
+    needed = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
+    trials = needed if len(needed) else trials[:1]
+    if not group.settings.sequential:  # there all stay: the programs and the bits of a look are those of the others
       defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
       group = dataclasses.replace(group, defenses=defenses)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
