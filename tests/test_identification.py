@@ -374,6 +374,8 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
   monkeypatch.setattr(identification._Run, 'under', under)
   resumed = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'part')
   assert (resumed.rows, resumed.pairs) == (whole.rows, whole.pairs)
+  again = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'part')
+  assert again.seconds == resumed.seconds == identification.load(tmp_path / 'part').seconds > 0.01  # it was 0.0
   with pytest.raises(gl.UsageError, match='candidates'):
     identify(scenario, [None], 2, candidates=30, workdir=tmp_path / 'part')
 
@@ -423,7 +425,7 @@ def test_processes_share_the_defenses(tmp_path):
 
   class Run:
     def __init__(self):
-      self.ran = []
+      self.ran, self.seconds = [], 0.0
 
     def under(self, one, name, alter):
       self.ran.append(one.label)

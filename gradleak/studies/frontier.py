@@ -95,7 +95,7 @@ class FrontierSettings:
   )
   trials: int = setting(4, 'Samples that are attacked under each defense.', **_ATTACKS, **_COUNT)
   controls: int = setting(32, 'Null-gradient runs per attack that define success.', **_ATTACKS, **_COUNT)
-  steps: int | None = setting(1000, 'Steps of attacks that do not set their own.', **_ATTACKS, **_COUNT)
+  steps: int | None = setting(1000, 'Steps of searches that do not set their own.', **_ATTACKS, **_COUNT)
 
 
 class Trained(NamedTuple):

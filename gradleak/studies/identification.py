@@ -39,6 +39,7 @@ from gradleak.core.locks import alone
 from gradleak.core.settings import check, paired, setting
 from gradleak.core.storage import (
   Workdir,
+  append_time,
   damaged,
   description,
   digest,
@@ -47,6 +48,7 @@ from gradleak.core.storage import (
   read_json_lines,
   seal,
   sealed,
+  seconds_of_parts,
   write_atomically,
 )
 from gradleak.core.trees import Tree
@@ -64,6 +66,7 @@ COMBINED, REGRESSION = 'combined', 'regression'
 RATE = 1e-3  # of false matches, at which a presence test is stated
 EXACT = 'exact'
 RESULT = 'identification.json'  # seals what stands beside it
+_TIMES = 'timing.jsonl'
 _FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl', 'noise': 'noise.jsonl'}
 _BLOCK = 2**27  # entries of candidates' updates that are held at once
 _LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
@@ -112,7 +115,7 @@ class Identification:
       and 'present' (whether that test finds it at `RATE`; None for too few pairs).
     pairs: one dict per defense, copies and statistic: the 'false' matches of the presence test among 'n' pairs of an
       upload and an innocent candidate. Its thresholds are from other uploads.
-    seconds: wall time.
+    seconds: wall time of all parts, those of an earlier call included.
     noise: one dict per control run, place in its batch, defense, copies and statistic, of an upload of noise with the
       norms of an upload: 'rank' of an original in place of which the noise was sent, 'candidates' and 'identified',
       which is a false match. Control run j stands for the originals of trial j modulo T, as in `gradleak.audit`.
@@ -248,7 +251,7 @@ def identify(
   how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')
   show = progress if progress is None or callable(progress) else reporter(progress)
   size = how.size(scenario.variables)
-  started, tables = time.monotonic(), {name: [] for name in _FILES}
+  tables: dict[str, list] = {name: [] for name in _FILES}
   with alone(workdir, how.process):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': size}, how.process[1] > 1)
     run = _Run(key, scenario, given, listed, num_trials, size, show)
@@ -261,7 +264,8 @@ def identify(
     for row in rows:
       tables[row.pop('kind')].append(row)
     described = {**config, 'defenses': {one.label: str(one.method) for one in chosen}}
-    made = Identification(described, **tables, seconds=time.monotonic() - started)
+    seconds = run.seconds if store is None else seconds_of_parts(store.path / _TIMES)
+    made = Identification(described, **tables, seconds=seconds)
     if store is not None:
       _write(store.path, made)
   return made
@@ -276,10 +280,13 @@ def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[
     if known is not None:
       found[name] = known[0]
     elif number % process[1] == process[0]:
+      started = time.monotonic()
       tables = zip(_FILES, run.under(*parts[number]), strict=True)
       found[name] = [{**row, 'kind': kind} for kind, each in tables for row in each]
+      run.seconds += time.monotonic() - started
       if store is not None:
         store.save_part(name, found[name], {})
+        append_time(store.path / _TIMES, part=name, seconds=time.monotonic() - started)
   for name in names:
     if name not in found:  # perhaps it has come in the meantime
       known = None if store is None else store.load_part(name)
@@ -376,6 +383,7 @@ class _Run:
     self.streams, self.num_trials = Streams(key), num_trials
     self.sizes = tuple(int(np.size(leaf)) for leaf in jax.tree.leaves(scenario.variables['params']))
     self.held: dict[tuple, Any] = {}
+    self.seconds = 0.0
 
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
