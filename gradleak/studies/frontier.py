@@ -190,6 +190,7 @@ class Task:
       weighting=given.weighting,
       server_noise=given.server_noise,
       drop_out=given.drop_out,
+      bits=bound.defense.bits,
       group_size=self.how.group_size,
     )
 
