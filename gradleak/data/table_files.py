@@ -14,6 +14,7 @@ from gradleak.data import separated, tables
 _TEST = 0.3  # of the rows of one file are the split 'test'
 _SPLITS = ('test', 'train')
 _CLASSES = 100
+_CLOSE = 0.01  # deviations, within which a value counts as exact
 _FEW = 12  # fractions of which more are a number to predict, and no class
 _KEYS = {'label': str, 'columns': dict, 'sensitive': list, 'names': list, 'gaps': list}  # of a file with a schema
 
@@ -162,6 +163,11 @@ def _remarks(columns: Mapping[str, Any], schema: tables.Schema) -> Iterator[str]
       yield f'{field.name}: all values differ: leave it out (kind "ignore") if it names the rows'
     if alone := tables.apart(field, texts):
       yield f'{field.name}: {alone} is far from all other values: list it under "gaps" of the schema if it is none'
+    elif field.kind == tables.CONTINUOUS and (span := tables.middle(texts)) < _CLOSE * field.std:
+      yield (
+        f'{field.name}: half of the values lie within {span:.3g} of each other, and their deviation is '
+        f'{field.std:.3g}: any guess among them counts as right. Outliers decide the scale'
+      )
 
 
 def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -358,6 +358,12 @@ def apart(field: Field, texts: Sequence[str]) -> str:
   return ''
 
 
+def middle(texts: Sequence[str]) -> float:
+  """Returns how far the middle half of a column's numbers reaches."""
+  low, high = np.percentile([float(text) for text in texts if not is_gap(text)], [25, 75])
+  return float(high - low)
+
+
 def _levels(distinct: list[str], numeric: bool) -> tuple[str, ...]:
   return tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
 

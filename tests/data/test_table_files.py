@@ -78,6 +78,14 @@ def test_further_gaps_are_named_by_the_schema(tmp_path):
   assert not any('far from' in note for note in read(tmp_path, [*AGES[1:], 99]).notes)
 
 
+def test_outliers_that_decide_the_scale_are_said(tmp_path):
+  """Any two of the other values are as near as what counts as exact."""
+  rows = [10_000_000 if i == 7 else 30 + age for i, age in enumerate(AGES)]
+  (told,) = [note for note in read(tmp_path, rows, split='test').notes if 'Outliers decide' in note]
+  assert told.startswith('x: half of the values lie within')
+  assert not any('Outliers decide' in note for note in read(tmp_path, [30 + age for age in AGES]).notes)
+
+
 def test_headings_and_separators(tmp_path):
   made = read(tmp_path, [i % 5 for i in range(60)], name='"income, in EUR, a year, before"', delimiter=';')
   assert [field.name for field in made.schema.fields] == ['age', 'income, in EUR, a year, before']
