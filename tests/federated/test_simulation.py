@@ -202,6 +202,15 @@ class Stop(Exception):
   pass
 
 
+def test_a_training_that_diverged_says_so_when_it_is_read_again(setting, tmp_path):
+  """Its loss was None then, and pages named the number of rounds as the cause."""
+  federation, variables = setting({'optimizer': optax.chain(optax.sgd(1e30), optax.scale(1e30))})
+  test = federation.samples, federation.targets
+  for _ in range(2):
+    _, rows = training.train(KEY, federation, variables, 2, test=test, workdir=tmp_path / 'new')
+    assert math.isnan(rows[-1]['loss']) and math.isnan(rows[-1]['update_norm'])
+
+
 @pytest.mark.parametrize('defense', [{}, {'upload': defenses.dgc(ratio=0.1)}], ids=['none', 'dgc'])
 def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defense):
   federation, variables = setting(defense, per_round=2, server=optax.sgd(1.0, 0.9))
