@@ -547,6 +547,9 @@ def test_a_row_that_others_have_re_identifies_nobody(tmp_path):
   posteriors = [row['posterior'] for row in named.rows if row['statistic'] == 'likelihood']
   np.testing.assert_allclose(posteriors, [0.5] * 4 + [1.0] * 4, atol=1e-6)
   assert 'Others have the same sample as 4 of the private ones' in gl.report.wording.gallery(scenario.settings)
+  told = gl.report.identification_table(named)
+  assert 'A row is never its own candidate' in ' '.join(told.split()) and 'image' not in told
+  assert not said_of_images(gl.report.render_identification(named))
   other = scenario._replace(shared=None)
   assert gl.identify(jax.random.key(0), other, [None], 8, progress='none').identified('none', 'likelihood') == (8, 8)
   label = gl.scenario(
