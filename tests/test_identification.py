@@ -181,6 +181,22 @@ def test_a_bound_of_the_noisy_stage_is_simulated(scenario):
     assert given.bound.defense.stages[0].traits.place == defense.stages[0].traits.place
 
 
+@pytest.mark.parametrize('defense', [None, D.gaussian(stddev=1e-3)])
+def test_a_client_that_draws_is_simulated_several_times(digits, scenario, defense):
+  """With one flip of each candidate half of the originals were found, and the posterior of each was 0 or 1."""
+  private, _, gallery = digits
+  samples, targets = (np.repeat(x[:4], 4, axis=0) for x in (private.samples, private.targets))
+  given = {'key': jax.random.key(0), 'gallery': gallery, 'augment': 'flip'}
+  found = identify(gl.scenario(scenario.client.model, samples, targets, **given), {'one': defense}, 16)
+  label = 'none' if defense is None else 'one'
+  for statistic in ('likelihood', 'direction'):
+    assert found.identified(label, statistic) == (16, 16)
+  assert {row['posterior'] for row in found.rows} == {None} and found.config['client_draws'] == likelihood.DRAWS
+  assert any('The client itself is random' in note for note in gl.report.identification.notes(found))
+  batch = identify(gl.scenario(scenario.client.model, samples[::4], targets[::4], **given), [defense], 2, batch_size=2)
+  assert sum(batch.identified(*[row['defense'] for row in batch.rows][:1])[:1]) >= 3
+
+
 def test_pure_noise_finds_nobody(scenario):
   found = identify(scenario, [D.gaussian(stddev=1000.0)], candidates=150)
   for statistic in (*identification.STATISTICS, identification.COMBINED):

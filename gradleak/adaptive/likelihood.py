@@ -11,6 +11,7 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
   groups of entries, that is a mixture.
 - Entries that are not sent are not compared.
 - Any other random defense is simulated several times, and the nearest of these uploads counts.
+- A client that augments its samples, drops out neurons or shuffles them is simulated several times, too.
 - A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
 
 The likelihood of an exact candidate is lost where the list holds an altered copy, such as a JPEG. Its pattern of
@@ -52,6 +53,7 @@ class Expected(NamedTuple):
     groups: the number of each entry's group; None where entries are chosen one by one.
     laplace: whether the noise is Laplace's; else it is Gaussian.
     masked: whether zeros are left out of the comparison.
+    certain: whether nothing of a client is random but the defense.
   """
 
   model: str
@@ -62,11 +64,17 @@ class Expected(NamedTuple):
   groups: Tree | None
   laplace: bool
   masked: bool
+  certain: bool = True
 
   @property
   def stated(self) -> bool:
     """Whether the density of the upload is that of the defense, so that a posterior follows from it."""
-    return self.model in ('noise', 'mixture')
+    return self.certain and self.model in ('noise', 'mixture')
+
+  def drawn(self) -> 'Expected':
+    """Returns the same of a client that is random itself: the nearest of several simulated uploads counts."""
+    model = 'draws' if self.model == 'exact' else self.model
+    return self._replace(model=model, draws=max(DRAWS, self.draws), certain=False)
 
   @property
   def variances(self) -> np.ndarray:

@@ -46,6 +46,7 @@ def notes(found: Identification) -> list[str]:
   told = [said(f'identification.{name}') for name in (*_COLOURS, REGRESSION) if name in names]
   models = {one['model'] for one in counts}
   told += [said(f'identification.model_{name}') for name in sorted(models) if REGRESSION not in names]
+  told += [said('identification.drawn', draws=found.config['client_draws'])] if 'client_draws' in found.config else []
   pairs = [one['pairs'] for one in counts if one['present'] is not None]
   told += [said('identification.present', one_in=round(1 / RATE), pairs=max(pairs))] if pairs else []
   noise = [row for row in found.noise if row['statistic'] == found.decisive(row['copies'])]

@@ -18,6 +18,7 @@ innocent ones calibrate a presence test, for an attacker who does not know wheth
 """
 
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,8 @@ EXACT = 'exact'
 RESULT = 'identification.json'  # seals what stands beside it
 _TIMES = 'timing.jsonl'
 _FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl', 'noise': 'noise.jsonl'}
+_COLUMNS = 1000  # of a regression, where a client is random: each candidate has several
+_TRIED = 4  # candidates by which it is found whether a client is random
 _BLOCK = 2**27  # entries of candidates' updates that are held at once
 _LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
 
@@ -264,6 +267,7 @@ def identify(
     for row in rows:
       tables[row.pop('kind')].append(row)
     described = {**config, 'defenses': {one.label: str(one.method) for one in chosen}}
+    described |= {'client_draws': likelihood.DRAWS} if run.random else {}
     seconds = run.seconds if store is None else seconds_of_parts(store.path / _TIMES)
     made = Identification(described, **tables, seconds=seconds)
     if store is not None:
@@ -385,11 +389,20 @@ class _Run:
     self.held: dict[tuple, Any] = {}
     self.seconds = 0.0
 
+  @functools.cached_property
+  def random(self) -> bool:
+    """Whether the undefended client sends different updates of one sample: it augments, drops out or shuffles."""
+    bound, few = bind(NO_DEFENSE, self.scenario.context), slice(0, _TRIED)
+    made = self._means(bound, likelihood.DRAWS, self.listed.samples, 'as they are', few)
+    each = made.reshape(len(made), -1, likelihood.DRAWS, made.shape[-1])
+    return bool(np.any(each != each[:, :, :1]))
+
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
     label = defense.label
     bound = bind(defense.method, self.scenario.context)
     given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
+    given = given.drawn() if self.random else given
     note(self.show, f'{label}: uploads, and what {len(self.listed.samples):,} candidates ({copies}) would send …')
     updates, masks = self._once(('uploads', label), lambda: self._uploads(label, bound, given))
     samples = np.asarray(alter(self.listed.samples), self.listed.samples.dtype)
@@ -421,7 +434,7 @@ class _Run:
     The noise of a control run is cut to the entries that its trial sent. Where the update decides which are sent, it is
     cut to as many of its own largest ones.
     """
-    random = any(stage.traits.random for stage in bound.defense.stages)
+    random = self.random or any(stage.traits.random for stage in bound.defense.stages)
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
     group = Group(
       self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict
@@ -473,10 +486,11 @@ class _Run:
     return likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
 
   def _bare(self, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
-    """Returns the undefended updates of some candidates, see `_means`."""
+    """Returns the undefended updates of some candidates, see `_means`; several of a client that is random."""
     bound = bind(NO_DEFENSE, self.scenario.context)
     about = 'bare', copies, block.start, block.stop
-    return self._once(about, lambda: self._means(bound, 1, samples, copies, block))
+    draws = likelihood.DRAWS if self.random else 1
+    return self._once(about, lambda: self._means(bound, draws, samples, copies, block))
 
   def _statistics(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
@@ -506,19 +520,23 @@ class _Run:
   def _regression(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
   ) -> np.ndarray:
-    """Returns the weight of each candidate in each upload, [T, N], by non-negative least squares on bare updates."""
+    """Returns the weight of each candidate in each upload, [T, N], by non-negative least squares on bare updates.
+
+    Where the client is random, the weight of a candidate is that of all its draws.
+    """
     from scipy import optimize
 
     if self.given.labels == 'unknown':
       raise errors.UsageError(
         "the candidates of a batch are compared with their labels: labels='unknown' is for one sample"
       )
-    if len(samples) * updates.shape[-1] > _LARGEST:
+    if len(samples) * updates.shape[-1] * (likelihood.DRAWS if self.random else 1) > _LARGEST:
       raise errors.UsageError(
         f'the updates of {len(samples):,} candidates have {updates.shape[-1]:,} entries each, too many for a batch: '
         'list fewer candidates'
       )
-    means = self._bare(samples, copies, slice(0, len(samples)))[:, 0]
+    own = _differing(self._bare(samples, copies, slice(0, len(samples))), max(1, _COLUMNS // len(samples)))
+    means = own.reshape(-1, own.shape[-1])
     found = []
     for trial, several in enumerate(updates):
       mean = several.mean(axis=0)
@@ -531,8 +549,17 @@ class _Run:
       gram = np.asarray(rows @ rows.T, np.float64)
       gram[np.diag_indices(len(gram))] *= 1 + 1e-6
       root = np.linalg.cholesky(gram + 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram)))
-      found.append(optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0])
+      weight = optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0]
+      found.append(weight.reshape(len(samples), -1).sum(axis=1))
     return np.asarray(found)
+
+
+def _differing(means: np.ndarray, most: int) -> np.ndarray:
+  """Returns so many draws of each candidate's updates [C, K, P]: the first, and those that are farthest from it."""
+  apart = np.linalg.norm(means - means[:, :1], axis=2)
+  apart[:, 0] = np.inf
+  chosen = np.argsort(-apart, axis=1, kind='stable')[:, :most]
+  return np.take_along_axis(means, chosen[:, :, np.newaxis], axis=1)
 
 
 def _rows(tree: Tree) -> np.ndarray:
