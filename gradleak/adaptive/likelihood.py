@@ -11,7 +11,7 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
   groups of entries, that is a mixture.
 - Entries that are not sent are not compared.
 - Any other random defense is simulated several times, and the nearest of these uploads counts.
-- A client that augments its samples, drops out neurons or shuffles them is simulated several times, too.
+- A client that augments its samples, drops out neurons or shuffles them is likewise simulated several times.
 - A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
 
 The likelihood of an exact candidate is lost where the list holds an altered copy, such as a JPEG. Its pattern of
