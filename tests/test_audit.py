@@ -3,6 +3,7 @@
 import html
 import math
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from gradleak import report
 from gradleak.audit import granted, plan, schema
 from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
+from gradleak.audit.uploads import uploads
 from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
 from tests.attackers import divide
 from tests.objects import objects
@@ -664,6 +666,28 @@ def test_trials_are_added_to_a_finished_work_directory(linear, tmp_path):
   grown = audit(linear, ['none', defense], attack, only={'none': [0, 2], defense: [1]}, workdir=tmp_path / 'new')
   assert len(list((tmp_path / 'new' / 'parts').iterdir())) == 2
   assert (grown.rows, grown.controls) == (whole.rows, whole.controls)
+
+
+def test_steps_are_those_of_searches(linear):
+  """The steps of a training before, of what is a closed form then, have nothing to do with them."""
+  attacks = [gl.attacks.csdlg(), gl.attacks.lti(), gl.attacks.bayes(), gl.attacks.lti(steps=9)]
+  given = linear._replace(public=(linear.samples, linear.targets))
+  (group,) = plan(KEY, given, [None], attacks, 1, gl.AuditSettings(controls=2, steps=70)).groups
+  assert [attack.settings['steps'] for _, attack in group.attacks] == [70, 2000, 70, 9]
+
+
+def test_uploads_of_trials_that_nobody_attacks_are_not_made(linear, monkeypatch):
+  made, attack, defense = [], {'guess': closed_form(draw)}, 'prune(rate=0.5)'
+
+  def recorded(group, trials, *rest):
+    made.append(trials.tolist())
+    return uploads(group, trials, *rest)
+
+  whole = {(row['defense'], row['trial']): row for row in audit(linear, ['none', defense], attack).rows}
+  monkeypatch.setattr(sys.modules['gradleak.audit.run'], 'uploads', recorded)
+  some = audit(linear, ['none', defense], attack, only={'none': [2], defense: [1]})
+  assert made == [[1, 2]]  # all were
+  assert len(some.rows) == 2 and all(row == whole[row['defense'], row['trial']] for row in some.rows)
 
 
 @pytest.mark.parametrize(('defenses', 'known'), [([None], 'none'), ([None, gl.defenses.clip(norm=1)], 'either')])

@@ -107,6 +107,18 @@ def test_noise_ranks_originals_first_as_often_as_chance(scenario, tmp_path):
   assert any('uploads of noise' in note for note in gl.report.identification.notes(found))
 
 
+@pytest.mark.parametrize('defense', [D.topk(ratio=0.05), D.chain(D.topk(ratio=0.05), D.gaussian(stddev=0.01))])
+def test_noise_does_not_choose_the_entries_of_its_trial(scenario, defense):
+  """Which entries top-k sends tells of the trial: noise on them was ranked first in 59 of 60 cases."""
+  noise = [row for row in identify(scenario, {'one': defense}, controls=24).noise if row['statistic'] == 'pattern']
+  assert len(noise) == 24 and sum(row['identified'] for row in noise) <= 2
+  for counts in ([3, 0], [1, 2]):
+    kept = np.zeros((1, 7), bool)
+    kept[0, : counts[0]], kept[0, 4 : 4 + counts[1]] = True, True
+    found = likelihood.largest_as_many(np.float32([[1, -9, 2, 5, 3, 1, -4]]), kept, (4, 3))
+    assert found[0].nonzero()[0].tolist() == ([1, 2, 3] if counts[0] == 3 else [1, 4, 6])
+
+
 def test_of_labels_that_nobody_knows_each_is_tried(digits, scenario):
   private, public, _ = digits
   unlabelled = gl.data.gallery('digits', 'test', most=60).samples
@@ -167,6 +179,22 @@ def test_a_bound_of_the_noisy_stage_is_simulated(scenario):
     given = likelihood.expected(bind(defense, scenario.context), scenario.context, 1)
     assert [str(stage) for stage in given.bound.defense.stages] == ['clip(norm=0.5)']
     assert given.bound.defense.stages[0].traits.place == defense.stages[0].traits.place
+
+
+@pytest.mark.parametrize('defense', [None, D.gaussian(stddev=1e-3)])
+def test_a_client_that_draws_is_simulated_several_times(digits, scenario, defense):
+  """With one flip of each candidate half of the originals were found, and the posterior of each was 0 or 1."""
+  private, _, gallery = digits
+  samples, targets = (np.repeat(x[:4], 4, axis=0) for x in (private.samples, private.targets))
+  given = {'key': jax.random.key(0), 'gallery': gallery, 'augment': 'flip'}
+  found = identify(gl.scenario(scenario.client.model, samples, targets, **given), {'one': defense}, 16)
+  label = 'none' if defense is None else 'one'
+  for statistic in ('likelihood', 'direction'):
+    assert found.identified(label, statistic) == (16, 16)
+  assert {row['posterior'] for row in found.rows} == {None} and found.config['client_draws'] == likelihood.DRAWS
+  assert any('The client itself is random' in note for note in gl.report.identification.notes(found))
+  batch = identify(gl.scenario(scenario.client.model, samples[::4], targets[::4], **given), [defense], 2, batch_size=2)
+  assert sum(batch.identified(*[row['defense'] for row in batch.rows][:1])[:1]) >= 3
 
 
 def test_pure_noise_finds_nobody(scenario):
@@ -362,6 +390,8 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
   monkeypatch.setattr(identification._Run, 'under', under)
   resumed = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'part')
   assert (resumed.rows, resumed.pairs) == (whole.rows, whole.pairs)
+  again = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'part')
+  assert again.seconds == resumed.seconds == identification.load(tmp_path / 'part').seconds > 0.01  # it was 0.0
   with pytest.raises(gl.UsageError, match='candidates'):
     identify(scenario, [None], 2, candidates=30, workdir=tmp_path / 'part')
 
@@ -411,7 +441,7 @@ def test_processes_share_the_defenses(tmp_path):
 
   class Run:
     def __init__(self):
-      self.ran = []
+      self.ran, self.seconds = [], 0.0
 
     def under(self, one, name, alter):
       self.ran.append(one.label)

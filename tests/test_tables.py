@@ -526,3 +526,34 @@ def test_a_frontier_trains_on_rows(mixed, tmp_path):
   assert 'recover 2 of 2 rows' in page and 'the score of the strongest attacker (cells right) goes' in page
   assert not said_of_images(page)
   assert (tmp_path / 'frontier.png').exists() and (tmp_path / 'leakage.png').exists()
+
+
+def test_a_row_that_others_have_re_identifies_nobody(tmp_path):
+  """Half of the private rows occur twice in the list: their content is found, and not whose it is."""
+  rng = np.random.default_rng(0)
+  columns = {name: rng.normal(size=200) for name in 'abcde'}
+  made = gl.data.table(columns, rng.integers(0, 2, 200), split='train')
+  rows, labels = made.samples[:8], made.targets[:8]
+  gallery = (np.concatenate([made.samples, rows[:4]]), np.concatenate([made.targets, labels[:4]]))
+  model = gl.models.create('mlp(widths=16)', 2)
+  scenario = gl.scenario(
+    model, rows, labels, key=jax.random.key(0), modality=gl.modalities.of_config(made.settings), gallery=gallery
+  )
+  assert scenario.shared.tolist() == [1, 1, 1, 1, 0, 0, 0, 0] and scenario.settings['gallery']['shared'] == 4
+  found = gl.audit(jax.random.key(0), scenario, [None], [gl.attacks.fidel()], 8, controls=2, progress='none').rows
+  assert all(row['rank'] == 1 and row['verdict'] == 'exact' for row in found)
+  assert [row['identified'] for row in found] == [0, 0, 0, 0, 1, 1, 1, 1]
+  named = gl.identify(jax.random.key(0), scenario, {'noise': gl.defenses.gaussian(stddev=1e-4)}, 8, progress='none')
+  assert named.identified('noise', 'likelihood') == (4, 8)
+  posteriors = [row['posterior'] for row in named.rows if row['statistic'] == 'likelihood']
+  np.testing.assert_allclose(posteriors, [0.5] * 4 + [1.0] * 4, atol=1e-6)
+  assert 'Others have the same sample as 4 of the private ones' in gl.report.wording.gallery(scenario.settings)
+  told = gl.report.identification_table(named)
+  assert 'A row is never its own candidate' in ' '.join(told.split()) and 'image' not in told
+  assert not said_of_images(gl.report.render_identification(named))
+  other = scenario._replace(shared=None)
+  assert gl.identify(jax.random.key(0), other, [None], 8, progress='none').identified('none', 'likelihood') == (8, 8)
+  label = gl.scenario(
+    model, rows, labels, key=jax.random.key(0), modality=scenario.client.modality, gallery=(gallery[0], 1 - gallery[1])
+  )
+  assert not label.shared.any()  # those have other labels

@@ -11,6 +11,7 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
   groups of entries, that is a mixture.
 - Entries that are not sent are not compared.
 - Any other random defense is simulated several times, and the nearest of these uploads counts.
+- A client that augments its samples, drops out neurons or shuffles them is likewise simulated several times.
 - A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
 
 The likelihood of an exact candidate is lost where the list holds an altered copy, such as a JPEG. Its pattern of
@@ -52,6 +53,7 @@ class Expected(NamedTuple):
     groups: the number of each entry's group; None where entries are chosen one by one.
     laplace: whether the noise is Laplace's; else it is Gaussian.
     masked: whether zeros are left out of the comparison.
+    certain: whether nothing of a client is random but the defense.
   """
 
   model: str
@@ -62,11 +64,17 @@ class Expected(NamedTuple):
   groups: Tree | None
   laplace: bool
   masked: bool
+  certain: bool = True
 
   @property
   def stated(self) -> bool:
     """Whether the density of the upload is that of the defense, so that a posterior follows from it."""
-    return self.model in ('noise', 'mixture')
+    return self.certain and self.model in ('noise', 'mixture')
+
+  def drawn(self) -> 'Expected':
+    """Returns the same of a client that is random itself: the nearest of several simulated uploads counts."""
+    model = 'draws' if self.model == 'exact' else self.model
+    return self._replace(model=model, draws=max(DRAWS, self.draws), certain=False)
 
   @property
   def variances(self) -> np.ndarray:
@@ -285,6 +293,13 @@ def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, n
     found.append(_largest(np.abs(part), count) & (part != 0))
     counts.append(count)
   return np.concatenate(found, axis=1), np.stack(counts, axis=1)
+
+
+def largest_as_many(updates: np.ndarray, kept: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+  """Returns the largest entries of updates [U, P], bool: as many of each tensor as others keep, bool [U, P]."""
+  ends = np.cumsum(sizes)[:-1]
+  parts = zip(np.split(np.abs(updates), ends, axis=1), np.split(kept, ends, axis=1), strict=True)
+  return np.concatenate([_largest(part, np.count_nonzero(own, axis=1)) for part, own in parts], axis=1)
 
 
 def support(pattern: np.ndarray, counts: np.ndarray, means: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:

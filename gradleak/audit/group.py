@@ -64,6 +64,12 @@ class Group:
     return self._batches(self.scenario.samples)
 
   @property
+  def shared(self) -> np.ndarray:
+    """How many of each batch are samples that others have, too, int [T]."""
+    shared = self.scenario.shared
+    return np.count_nonzero(self._batches(np.zeros(len(self.scenario.samples)) if shared is None else shared), axis=1)
+
+  @property
   def gallery(self) -> dict[int, Any]:
     """Label -> among what a private sample of it is to be found, computed once for all groups."""
     return self.candidates()

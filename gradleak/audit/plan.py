@@ -85,7 +85,7 @@ def plan(
     'key': np.asarray(jax.random.key_data(key)).tolist(),
     **({} if chosen_trials is None else {'only': {label: sorted(of) for label, of in chosen_trials.items()}}),
   }
-  stepped = [Labelled(label, _with_steps(attack, given.steps)) for label, attack in named_attacks]
+  stepped = [Labelled(label, _with_steps(attack, given.steps, scenario.client)) for label, attack in named_attacks]
   candidates = functools.cache(functools.partial(galleries, scenario, num_trials * size))
   streams, groups = Streams(key), []
   for server in dict.fromkeys(attack.method.server for attack in stepped):
@@ -140,9 +140,14 @@ def galleries(scenario: Scenario, private: int) -> dict[int, Any]:
   }
 
 
-def _with_steps(attack: AttackMethod, steps: int | None) -> AttackMethod:
-  """Returns the attack with the number of steps, where it takes one and does not set its own."""
+def _with_steps(attack: AttackMethod, steps: int | None, client: Client) -> AttackMethod:
+  """Returns the attack with the number of steps, where it searches, takes one and does not set its own.
+
+  The steps of a closed form that learns before, such as `lti`, are those of its training.
+  """
   if steps is None or 'steps' in attack.given or not attack.takes({'steps': steps}):
+    return attack
+  if attack.prepare is not None and not attack(client).num_steps:
     return attack
   return attack.changed(steps=steps)
 

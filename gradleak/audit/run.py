@@ -39,9 +39,9 @@ from gradleak.core.storage import (
   plain,
   read_json,
   read_json_lines,
-  read_times,
   seal,
   sealed,
+  seconds_of_parts,
   unpacked,
   write_atomically,
 )
@@ -55,6 +55,7 @@ from gradleak.federated.scenario import Scenario
 
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
 EXTENDS = ('only',)  # likewise
+_TIMES = 'timing.jsonl'
 RESULT = 'result.json'  # seals what stands beside it
 FACTS = (
   'threat_models',
@@ -130,7 +131,8 @@ def audit(
       end(show)
     if found is None:
       return None
-    outcome = result(made, found, versions(), sum(seconds) if store is None else _logged_time(store), not seconds)
+    took = sum(seconds) if store is None else seconds_of_parts(store.path / _TIMES)
+    outcome = result(made, found, versions(), took, not seconds)
     if store is not None and store.writes and not (outcome.resumed and _stands(store.path, 'it is written anew')):
       _write(store, outcome)
   return outcome
@@ -255,10 +257,11 @@ class _Worker:
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
     trials, controls = _share(group, index, count)
-    if group.settings.sequential:  # all defenses stay: the programs and the bits of a look are those of the others
-      known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
-      trials = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
-    else:  # where only control runs are missing, all defenses stay
+    known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
+    # Where only control runs are missing, one trial and all defenses stay.
+    needed = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
+    trials = needed if len(needed) else trials[:1]
+    if not group.settings.sequential:  # there all stay: the programs and the bits of a look are those of the others
       defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
       group = dataclasses.replace(group, defenses=defenses)
     controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
@@ -401,13 +404,7 @@ def _check_shared(given: AuditSettings, how: Execution, workdir: Any) -> None:
 
 def _log_time(store: Workdir, name: str, seconds: float) -> None:
   """Keeps how long a part took, and with what it was made."""
-  append_time(store.path / 'timing.jsonl', part=name, seconds=seconds, **versions())
-
-
-def _logged_time(store: Workdir) -> float:
-  """Returns the seconds behind all parts of a work directory; of a part that was run twice the last ones."""
-  entries = read_times(store.path / 'timing.jsonl')
-  return sum({entry.get('part'): entry['seconds'] for entry in entries}.values())
+  append_time(store.path / _TIMES, part=name, seconds=seconds, **versions())
 
 
 def _write(store: Workdir, outcome: AuditResult) -> None:

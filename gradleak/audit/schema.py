@@ -53,7 +53,7 @@ _FOUND = (
   ),
   Column('flat', int, 'images', 'Images of the batch that deviate from their mean by an RMS of at most 1/255.'),
   Column('rank', int, '', 'Rank of the original among the candidates; of a batch the best.', _DIVERGED),
-  Column('identified', int, 'images', 'Images of the batch at rank 1.'),
+  Column('identified', int, 'images', 'Images of the batch at rank 1, less those that others have, too.'),
   Column('recognised', int, 'images', "Images at rank 1 with an SSIM of at least the gallery's threshold."),
   Column(
     'candidates',

@@ -23,7 +23,10 @@ class AuditSettings:
   batch_size: int = setting(1, 'Images behind one upload.', **_RUN, **COUNT)
   restarts: int = setting(1, 'Starts per trial; the least matching distance is chosen.', **_ATTACKER, **COUNT)
   steps: int | None = setting(
-    None, 'Steps of attacks that do not set their own (programs: 0 for as published).', **_ATTACKER, **COUNT
+    None,
+    'Steps of searches that do not set their own, not of trainings before (programs: 0 for as published).',
+    **_ATTACKER,
+    **COUNT,
   )
   labels: str = setting(
     'auto',

@@ -1,21 +1,22 @@
 """Tables from files, embedded ones, and columns in memory: a schema, splits, and classes."""
 
-import csv
 import functools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.data import tables
+from gradleak.data import separated, tables
 
 _TEST = 0.3  # of the rows of one file are the split 'test'
 _SPLITS = ('test', 'train')
 _CLASSES = 100
-_KEYS = {'label': str, 'columns': dict, 'sensitive': list, 'names': list}  # of a file with a schema
+_CLOSE = 0.01  # deviations, within which a value counts as exact
+_FEW = 12  # fractions of which more are a number to predict, and no class
+_KEYS = {'label': str, 'columns': dict, 'sensitive': list, 'names': list, 'gaps': list}  # of a file with a schema
 
 
 class Table(NamedTuple):
@@ -84,14 +85,15 @@ def read(path: str, split: str, schema: str | Mapping | None = None) -> Table:
   shares are those of 'train'.
 
   Args:
-    path: of the file; values are separated by commas, semicolons or tabs.
+    path: of the file; values are separated by commas, semicolons, tabs or bars.
     split: 'test' or 'train'.
     schema: any of 'label' (the column of the class; by default the last one), 'columns' ({name: kind, 'ignore' or
-      {'kind', 'levels'}}), 'sensitive' (a list of columns), and 'names' (headings, where the file has no line of them);
-      or a JSON file of this, or its text.
+      {'kind', 'levels'}}), 'sensitive' (a list of columns), 'names' (headings, where the file has no line of them), and
+      'gaps' (texts that stand for a missing value, beside `tables.GAPS`); or a JSON file of this, or its text.
 
   Raises:
-    UsageError: for a file that cannot be read, rows of differing lengths, an unknown label column, and as `infer` does.
+    UsageError: for a file that cannot be read, headings that are numbers, rows of differing lengths, an unknown label
+      column, and as `infer` and `parted` do.
   """
   file, known = errors.check_path('the table', path, home=True), known_of(schema)
   stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.exists() else None
@@ -104,13 +106,14 @@ def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
   del stamp
   known = json.loads(known_)
   header, lines = _lines(path, known.get('names'))
-  columns = {name: [line[place] for line in lines] for place, name in enumerate(header)}
+  gaps = set(map(str, known.get('gaps', ())))
+  columns = {name: ['' if line[i] in gaps else line[i] for line in lines] for i, name in enumerate(header)}
   chosen = known.get('label', header[-1])
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   classes = np.asarray(columns.pop(chosen))
   made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
   told = f'the label is {chosen!r}' + ('' if 'label' in known else ', the last column: --label names another')
-  return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields)))
+  return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields), *made.notes))
 
 
 def parted(
@@ -131,7 +134,7 @@ def parted(
     given, sensitive: as `tables.infer` takes them.
 
   Raises:
-    UsageError: for an unknown split, a class that is missing, and as `tables.infer` does.
+    UsageError: for an unknown split, a class that is missing, one class alone in 'train', and as `tables.infer` does.
   """
   errors.check_choice(f'split of {name}', split, _SPLITS)
   order = np.random.default_rng(0).permutation(len(classes))
@@ -142,29 +145,53 @@ def parted(
   known = dict(given or {})
   schema = tables.infer(columns, known, [int(place) for place in chosen['train']], sensitive)
   labels, names = classes_of(classes)
+  if len(set(labels[chosen['train']].tolist())) < 2:
+    raise errors.UsageError(f'the split train of {name} has rows of one class alone: there is nothing to learn')
   of = chosen[split]
   part = {key: [values[place] for place in of] for key, values in columns.items()}
   rows, kept = schema.encode(part), labels[of]
   for array in (rows, kept):
     array.setflags(write=False)  # they may be shared
-  return Table(rows, kept, names, schema)
+  return Table(rows, kept, names, schema, tuple(_remarks(columns, schema)))
+
+
+def _remarks(columns: Mapping[str, Any], schema: tables.Schema) -> Iterator[str]:
+  """Yields what may be meant otherwise than it is read."""
+  for field in schema.fields:
+    texts = [tables.text_of(value) for value in columns[field.name]]
+    if field.step == 1 and len(set(texts)) == len(texts):
+      yield f'{field.name}: all values differ: leave it out (kind "ignore") if it names the rows'
+    if alone := tables.apart(field, texts):
+      yield f'{field.name}: {alone} is far from all other values: list it under "gaps" of the schema if it is none'
+    elif field.kind == tables.CONTINUOUS and (span := tables.middle(texts)) < _CLOSE * field.std:
+      yield (
+        f'{field.name}: half of the values lie within {span:.3g} of each other, and their deviation is '
+        f'{field.std:.3g}: any guess among them counts as right. Outliers decide the scale'
+      )
 
 
 def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
   """Returns (labels, int32 [N]; the name of each), of texts or numbers in their order.
 
   Raises:
-    UsageError: for a row without a class, fewer than two classes, or more than 100.
+    UsageError: for a row without a class, fewer than two classes, or more than 100; for more than 12 numbers that are
+      not whole.
   """
   texts = [tables.text_of(one) for one in classes]
   if (gap := next((row for row, text in enumerate(texts) if tables.is_gap(text)), None)) is not None:
     raise errors.UsageError(f'row {gap} has no label')
+  if numeric := tables.are_numbers(texts):
+    texts = [tables.spelt(text) for text in texts]
   distinct = set(texts)
   if not 2 <= len(distinct) <= _CLASSES:
     raise errors.UsageError(
       f'the column of the label has {len(distinct)} different values, expected 2 to {_CLASSES} classes'
     )
-  numeric = all(tables.number_of(text) is not None for text in distinct)
+  if numeric and len(distinct) > _FEW and any('.' in text for text in distinct):
+    raise errors.UsageError(
+      f'the column of the label has {len(distinct)} different numbers that are not whole: name the column of a class, '
+      'or divide the numbers into classes'
+    )
   names = tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
   places = {name: place for place, name in enumerate(names)}
   return np.asarray([places[text] for text in texts], np.int32), names
@@ -177,9 +204,7 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
     text = pathlib.Path(file).read_text('utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise errors.UsageError(f'cannot read the table {path}: {error}') from error
-  first = text.partition('\n')[0]
-  delimiter = max(',;\t', key=first.count)
-  lines = [[cell.strip() for cell in line] for line in csv.reader(text.splitlines(), delimiter=delimiter) if line]
+  lines = separated.rows(text, f'the table {path}')
   if not lines:
     raise errors.UsageError(f'the table {path} is empty')
   header = list(names) if names else lines.pop(0)
@@ -187,9 +212,11 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
     raise errors.UsageError(
       f'the table {path} has the headings {", ".join(header)}: expected two or more, all different'
     )
-  for number, line in enumerate(lines):
-    if len(line) != len(header):
-      raise errors.UsageError(f'row {number} of the table {path} has {len(line)} values, expected {len(header)}')
+  if not names and sum(tables.number_of(one) is not None for one in header) >= len(header) / 2:
+    raise errors.UsageError(
+      f'the first line of the table {path} is {", ".join(header)}, which are no headings: give "names" in a schema'
+    )
+  separated.check_lengths(lines, len(header), f'the table {path}')
   if len(lines) < 2:
     raise errors.UsageError(f'the table {path} has {len(lines)} rows: two or more are needed')
   return header, lines

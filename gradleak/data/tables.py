@@ -8,6 +8,7 @@ numbers a further column of 0 and 1.
 import collections
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,17 @@ from gradleak.core import errors
 
 CONTINUOUS, ORDINAL, CATEGORICAL, BINARY = KINDS = ('continuous', 'ordinal', 'categorical', 'binary')
 MISSING = 'missing'  # how a gap is called among the levels
-GAPS = frozenset({'', '?', 'na', 'n/a', 'nan', 'none', 'null', MISSING})  # texts that stand for one, in lower case
+# Texts that stand for a gap, in lower case.
+GAPS = frozenset(
+  {'', '?', '.', '-', '--', 'na', 'n/a', 'n.a.', '#n/a', '#na', '<na>', 'nan', '-nan', 'nat', 'none', 'null', MISSING}
+)
 _FEW = 12  # whole numbers with at most so many values are ordinal
 _MANY = 100  # levels beyond which a text is taken for a name or a number of its own
 _ON = 0.5
+_KEPT = 2**53  # whole numbers beyond it lose digits
+_CODE = re.compile(r'[+-]?0\d')  # how a code of digits begins whose zeros count
+# A number as people write it, and programs do not: 1,5 or 1.000,00 or 12 % or $ 5.
+_WRITTEN = re.compile(r"[^\w\s]? ?\d[\d.,'\s]*[^\w\s]?")
 
 
 class Field(NamedTuple):
@@ -214,17 +222,20 @@ def infer(
   """Returns the `Schema` of columns.
 
   Texts with two levels are binary, others categorical. Whole numbers with at most 12 values are ordinal, other numbers
-  continuous, and any column with two values is binary.
+  continuous, and any column with two values is binary. Digits that begin with a zero, as 007, are a text. A kind that
+  is given is taken as it is.
 
   Args:
-    columns: name -> values, numbers or texts; None, NaN, '' and '?' are gaps.
+    columns: name -> values, numbers or texts; None, NaN and what `GAPS` lists are gaps.
     given: name -> what is known better: a kind, 'ignore', or a dict with 'kind', and 'levels' in their order.
     fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all. None for all.
     sensitive: names of columns that are worse to lose than others.
 
   Raises:
     UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what
-      is given of a column that is not there.
+      is given of a column that is not there. Also for what may be no category and no number, unless a kind is given:
+      numbers among which are texts, or which are written with commas or units, numbers of rows, and spellings that
+      differ in capital letters alone.
   """
   given = {} if given is None else given
   for name in [*given, *sensitive]:
@@ -243,6 +254,9 @@ def infer(
 
 
 def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Sequence[int] | None) -> Field:
+  numeric = are_numbers(texts, known.get('kind'))
+  if numeric:
+    texts = [text if is_gap(text) else spelt(text) for text in texts]
   held = [text for text in texts if not is_gap(text)]
   distinct = list(dict.fromkeys(held))
   if not distinct:
@@ -250,8 +264,7 @@ def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Seq
   if len(distinct) == 1:
     raise errors.UsageError(f'the column {name!r} has one value only, {distinct[0]!r}: leave it out (kind "ignore")')
   numbers = [number_of(text) for text in distinct]
-  numeric = all(number is not None for number in numbers)
-  kind = known.get('kind') or _kind(numbers if numeric else None, len(distinct), len(held), name)
+  kind = known.get('kind') or _kind(held, distinct, numbers, numeric, name)
   gaps = len(held) < len(texts)
   of = texts if fitted is None else [texts[place] for place in fitted]
   if kind == CONTINUOUS:
@@ -259,7 +272,8 @@ def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Seq
       wrong = distinct[numbers.index(None)]
       raise errors.UsageError(f'the column {name!r} is to be continuous and has the value {wrong!r}')
     return _numbers(Field(name, kind, gaps=gaps), [float(text) for text in held], of, None)
-  levels = tuple(str(level) for level in known.get('levels', ())) or _levels(distinct, numeric)
+  levels = tuple(spelt(str(level)) if numeric else str(level) for level in known.get('levels', ()))
+  levels = levels or _levels(distinct, numeric)
   if beyond := [level for level in distinct if level not in levels]:
     raise errors.UsageError(f'the column {name!r} has {beyond[0]!r}, which is none of its levels: {", ".join(levels)}')
   if kind == BINARY and len(levels) != 2:
@@ -276,18 +290,78 @@ def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Seq
   return Field(name, kind, levels, tuple(float(share) for share in shares), gaps=gaps)
 
 
-def _kind(numbers: list[float | None] | None, distinct: int, held: int, name: str) -> str:
-  if distinct == 2:
-    return BINARY
-  if numbers is not None:
-    whole = all(number == round(number) for number in numbers)  # type: ignore[arg-type]
-    return ORDINAL if whole and distinct <= _FEW else CONTINUOUS
-  if distinct > _MANY or distinct > 0.9 * held > 10:
+def are_numbers(texts: Sequence[str], kind: str | None = None) -> bool:
+  """Returns whether all texts but gaps are numbers. Codes such as 007 are none, unless the kind says otherwise."""
+  held = [text for text in texts if not is_gap(text)]
+  if kind not in (CONTINUOUS, ORDINAL) and any(map(_CODE.match, held)):
+    return False
+  return all(number_of(text) is not None for text in held)
+
+
+def _kind(held: list[str], distinct: list[str], numbers: list[float | None], numeric: bool, name: str) -> str:
+  """Returns the kind of a column; raises `UsageError` for one that its texts do not settle."""
+  if not numeric:
+    _check_texts(held, distinct, [number is not None for number in numbers], name)
+    return BINARY if len(distinct) == 2 else CATEGORICAL
+  found: list[float] = numbers  # type: ignore[assignment]
+  whole = all(number == round(number) for number in found)
+  if whole and max(map(abs, found)) >= _KEPT:
     raise errors.UsageError(
-      f'the column {name!r} has {distinct} different texts in {held} rows: leave it out (kind "ignore"), or say that '
-      'it is categorical'
+      f'the column {name!r} has whole numbers of more digits than are kept: leave it out (kind "ignore"), or say that '
+      'it is categorical or continuous'
     )
-  return CATEGORICAL
+  rows = whole and len(held) == len(found) > _FEW
+  if rows and (found in (sorted(found), sorted(found, reverse=True)) or max(found) - min(found) == len(found) - 1):
+    raise errors.UsageError(
+      f'the column {name!r} seems to number the rows: leave it out (kind "ignore"), or say that it is continuous'
+    )
+  return BINARY if len(distinct) == 2 else ORDINAL if whole and len(distinct) <= _FEW else CONTINUOUS
+
+
+def _check_texts(held: list[str], distinct: list[str], are_numbers: list[bool], name: str) -> None:
+  """Raises `UsageError` for texts that may be no categories."""
+  others = [text for text, number in zip(distinct, are_numbers, strict=True) if not number]
+  if len(distinct) - len(others) > max(_FEW, len(others)) and others:
+    raise errors.UsageError(
+      f'the column {name!r} has {len(distinct) - len(others)} different numbers and {others[0]!r}: list it under '
+      '"gaps" of the schema if it stands for none, or say that the column is categorical'
+    )
+  if len(distinct) > _FEW and others and all(map(_WRITTEN.fullmatch, others)):
+    raise errors.UsageError(
+      f'the column {name!r} has numbers that are written as {others[0]!r}: write them with a point and without other '
+      'signs, or say that the column is categorical'
+    )
+  if len(distinct) > _MANY or len(distinct) > 0.9 * len(held) > 10:
+    raise errors.UsageError(
+      f'the column {name!r} has {len(distinct)} different texts in {len(held)} rows: leave it out (kind "ignore"), or '
+      'say that it is categorical'
+    )
+  alike: dict[str, str] = {}
+  for text in distinct:
+    if (other := alike.setdefault(text.lower(), text)) != text:
+      raise errors.UsageError(
+        f'the column {name!r} has {other!r} and {text!r}: write them alike, or say that the column is categorical'
+      )
+
+
+def apart(field: Field, texts: Sequence[str]) -> str:
+  """Returns the number that may stand for a gap, such as −999; '' for none.
+
+  It is the least or the largest one, occurs several times, and is further from the next than all others are apart.
+  """
+  numbers = [number for text in texts if field.numeric and (number := number_of(text)) is not None]
+  counts = collections.Counter(numbers)
+  ordered = sorted(counts)
+  for values in (ordered, ordered[::-1]):
+    if len(values) > 3 and counts[values[0]] > 1 and abs(values[0] - values[1]) > abs(values[1] - values[-1]):
+      return spelt(str(values[0]))
+  return ''
+
+
+def middle(texts: Sequence[str]) -> float:
+  """Returns how far the middle half of a column's numbers reaches."""
+  low, high = np.percentile([float(text) for text in texts if not is_gap(text)], [25, 75])
+  return float(high - low)
 
 
 def _levels(distinct: list[str], numeric: bool) -> tuple[str, ...]:
@@ -297,18 +371,26 @@ def _levels(distinct: list[str], numeric: bool) -> tuple[str, ...]:
 def _numbers(field: Field, held: list[float], texts: list[str], by_level: Mapping[str, float] | None) -> Field:
   """Returns a numeric field with its mean, deviation, range, step and share of gaps."""
   fitted = [float(text) if by_level is None else by_level[text] for text in texts if not is_gap(text)]
-  mean, std = (float(np.mean(fitted)), float(np.std(fitted))) if fitted else (0.0, 0.0)
+  # If these rows have one value alone, the deviation of all rows is taken.
+  mean, std = next(((m, d) for m, d in map(_moments, (fitted, held)) if d > 0), (0.0, 1.0))
   step = 1.0 if by_level is None and all(value == round(value) for value in held) else 0.0
   share = (sum(map(is_gap, texts)) + 0.5) / (len(texts) + 1)
   return field._replace(
     mean=mean,
-    std=std if std > 0 else 1.0,
+    std=std,
     median=float(np.median(fitted)) if fitted else 0.0,
     low=min(held) if by_level is None else float(field.values.min()),
     high=max(held) if by_level is None else float(field.values.max()),
     step=step,
     shares=(float(share),) if field.gaps else (),
   )
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+  """Returns the mean and the deviation; (0, 0) of nothing. Squares of large or small numbers do not leave the range."""
+  unit = max(map(abs, values), default=0.0) or 1.0
+  scaled = np.asarray(values, np.float64) / unit
+  return (unit * float(np.mean(scaled)), unit * float(np.std(scaled))) if values else (0.0, 0.0)
 
 
 def _encoded(field: Field, texts: list[str]) -> np.ndarray:
@@ -321,17 +403,20 @@ def _encoded(field: Field, texts: list[str]) -> np.ndarray:
       if not field.gaps:
         raise errors.UsageError(f'row {row} has no value in the column {field.name!r}, which has no gaps in the schema')
       found[row, -1] = 1
-    elif field.kind == CONTINUOUS:
+      continue
+    if field.kind == CONTINUOUS:
       number = number_of(text)
       if number is None:
         raise errors.UsageError(f'row {row} has {text!r} in the column {field.name!r}, expected a number')
       found[row, 0] = (number - field.mean) / field.std
-    elif text not in places:
+      continue
+    text = text if text in places else spelt(text)
+    if text not in places:
       listed = ', '.join(field.levels[:8]) + (', …' if len(field.levels) > 8 else '')
       raise errors.UsageError(
         f'row {row} has {text!r} in the column {field.name!r}, which is none of the levels of the schema: {listed}'
       )
-    elif values is not None:
+    if values is not None:
       found[row, 0] = (values[places[text]] - field.mean) / field.std
     else:
       found[row, places[text]] = 1
@@ -378,6 +463,12 @@ def _shortest(value: float) -> str:
   return str(int(value)) if value == round(value) and abs(value) < 1e15 else repr(value)
 
 
+def spelt(text: str) -> str:
+  """Returns a number as all equal ones are written, so that 1 and 1.0 are one level; another text as it is."""
+  number = number_of(text)
+  return text if number is None else _shortest(number + 0.0)
+
+
 @functools.lru_cache(4096)
 def is_gap(text: str) -> bool:
   """Returns whether a text stands for a missing value."""
@@ -385,9 +476,9 @@ def is_gap(text: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
-  """Returns the finite number that a text is, None for none."""
+  """Returns the finite number that a text is, None for none; 1_000 is none."""
   try:
-    number = float(text)
+    number = float(text.replace('_', ' '))
   except ValueError:
     return None
   return number if math.isfinite(number) else None

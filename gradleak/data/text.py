@@ -1,17 +1,15 @@
 """Sources of texts: the synthetic notes, and a user's own files of lines or of columns."""
 
 import collections
-import csv
 import functools
-import io
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.data import notes, tokenisers
+from gradleak.data import notes, separated, tokenisers
 from gradleak.data.tokenisers import Tokeniser
 
 FILE = 'text'  # text:PATH
@@ -57,7 +55,8 @@ def read(name: str, split: str) -> Texts:
 
   PATH is a file, or a folder with a file for each split, such as train.tsv. Every fifth text of a single file is in
   the split test, and all others are in train. Files .txt have a text in each line. Files .tsv and .csv have columns
-  with the headings 'text' or 'sentence', and 'label'. Without headings they are a label and a text.
+  with the headings 'text' or 'sentence', and 'label'. Without headings they are a label and a text. Values of a .csv
+  may also be separated by semicolons, tabs or bars.
 
   Raises:
     UsageError: for a split that is not there, and a file that cannot be read so.
@@ -69,7 +68,7 @@ def read(name: str, split: str) -> Texts:
     return Texts(notes.CLASS_NAMES, labels, size, lambda index: notes.note(split, index)[0])
   path = errors.check_path(f'the path of {FILE}:PATH', name.partition(':')[2], home=True)
   if path.is_dir():
-    files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES}
+    files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix.lower() in _SUFFIXES}
     errors.check_choice(f'split of {name}', split, files or ['(it has none: expected train.txt, .tsv or .csv)'])
     pairs, known = _pairs(files[split]), {label for file in files.values() for label, _ in _pairs(file)}
   elif path.is_file():
@@ -87,56 +86,89 @@ def read(name: str, split: str) -> Texts:
   return Texts(class_names, labels, len(pairs), lambda index: pairs[index][1])
 
 
-@functools.lru_cache(maxsize=8)
 def _pairs(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
   """Returns (label, text) of each text in a file; the label is '' where there are none."""
-  if path.stat().st_size > _LARGEST:
-    raise errors.UsageError(f'{path} has more than {_LARGEST >> 30} GiB: give a part of it')
-  try:
-    content = path.read_text('utf-8')
-  except UnicodeDecodeError as error:
-    raise errors.UsageError(f'{path} is no text in UTF-8: {error.reason} at byte {error.start}') from error
-  if path.suffix == '.txt':
-    return tuple(('', line.strip()) for line in content.splitlines() if line.strip())
-  return tuple(_columns(path, content))
+  if path.suffix.lower() not in _SUFFIXES:
+    raise errors.UsageError(f'{path} has the suffix {path.suffix!r}, expected one of {", ".join(_SUFFIXES)}')
+  return _read(path, _stamp(path))
 
 
-def _columns(path: pathlib.Path, content: str) -> Iterator[tuple[str, str]]:
-  """Yields (label, text) of the rows of a file with columns."""
-  if path.suffix == '.tsv':
-    rows = [line.split('\t') for line in content.splitlines() if line.strip()]
-  else:
-    rows = [row for row in csv.reader(io.StringIO(content)) if any(cell.strip() for cell in row)]
-  if not rows:
-    return
-  heading = [cell.strip().lower() for cell in rows[0]]
-  text = next((heading.index(name) for name in _COLUMNS if name in heading), None)
-  label = next((heading.index(name) for name in _LABELS if name in heading), None)
-  start = 0 if text is None else 1
-  if text is None:
-    if len(rows[0]) > 2:
-      raise errors.UsageError(
-        f'{path} has {len(rows[0])} columns and none is called {" or ".join(_COLUMNS)}: name the one of the texts so'
-      )
-    text, label = (len(rows[0]) - 1, None if len(rows[0]) == 1 else 0)
-  for number, row in enumerate(rows[start:], start + 1):
-    if len(row) <= max(text, label or 0):
-      raise errors.UsageError(f'row {number} of {path} has {len(row)} columns, and {len(rows[0])} are expected')
-    if row[text].strip():
-      yield ('' if label is None else row[label].strip()), row[text].strip()
+def _stamp(path: pathlib.Path) -> tuple[int, int]:
+  """Returns what tells whether a file changed."""
+  return path.stat().st_mtime_ns, path.stat().st_size
 
 
 @functools.lru_cache(maxsize=8)
+def _read(path: pathlib.Path, stamp: tuple[int, int]) -> tuple[tuple[str, str], ...]:
+  """Returns what `_pairs` does."""
+  if stamp[1] > _LARGEST:
+    raise errors.UsageError(f'{path} has more than {_LARGEST >> 30} GiB: give a part of it')
+  try:
+    content = path.read_text('utf-8-sig')
+  except UnicodeDecodeError as error:
+    raise errors.UsageError(f'{path} is no text in UTF-8: {error.reason} at byte {error.start}') from error
+  lines = [line for line in content.split('\n') if line.strip()]
+  kind = path.suffix.lower()
+  if kind == '.txt':
+    return tuple(('', line.strip()) for line in lines)
+  rows = [line.split('\t') for line in lines] if kind == '.tsv' else separated.rows(content, str(path))
+  rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+  return _labelled(rows, str(path)) if rows else ()
+
+
+def _labelled(rows: list[list[str]], name: str) -> tuple[tuple[str, str], ...]:
+  """Returns (label, text) of the rows of a file with columns; texts that are empty are left out."""
+  heading = [cell.lower() for cell in rows[0]]
+  text = next((heading.index(name) for name in _COLUMNS if name in heading), None)
+  label = next((heading.index(name) for name in _LABELS if name in heading), None)
+  separated.check_lengths(rows, len(heading), name, first=1)
+  if text is not None:
+    rows = rows[1:]
+  elif len(heading) > 2:
+    raise errors.UsageError(
+      f'{name} has {len(heading)} columns and none is called {" or ".join(_COLUMNS)}: name the one of the texts so'
+    )
+  else:
+    text, label = (len(heading) - 1, None if len(heading) == 1 else 0)
+    if label is not None:
+      _check_first(rows, name)
+  rows = [row for row in rows if row[text]]
+  if label is not None and not all(row[label] for row in rows):
+    raise errors.UsageError(f'{name} has texts without a label: give each one, or leave out the column')
+  return tuple(('' if label is None else row[label], row[text]) for row in rows)
+
+
+def _check_first(rows: list[list[str]], name: str) -> None:
+  """Raises `UsageError` for rows without headings whose first column seems to hold no labels, or a heading."""
+  counts = collections.Counter(row[0] for row in rows)
+  advice = f'give headings: {_LABELS[0]} and {_COLUMNS[0]}'
+  if len(counts) > max(2, len(rows) // 2):
+    raise errors.UsageError(f'{name} has {len(counts)} different labels in {len(rows)} rows of two columns: {advice}')
+  if len(rows) > 4 and counts[rows[0][0]] == 1:
+    raise errors.UsageError(f'{name} begins with {", ".join(rows[0])}, a label that no other row has: {advice}')
+
+
 def tokeniser(name: str, given: str) -> Tokeniser:
+  """Returns the tokeniser of a dataset, see `_tokeniser`."""
+  path = pathlib.Path(name.partition(':')[2]).expanduser()
+  made_of = [path, *sorted(path.iterdir())] if path.is_dir() else [path]
+  files = [file for file in (*made_of, pathlib.Path(given)) if name != 'notes' and file.is_file()]
+  return _tokeniser(name, given, tuple(map(_stamp, files)))
+
+
+@functools.lru_cache(maxsize=8)
+def _tokeniser(name: str, given: str, stamps: tuple) -> Tokeniser:
   """Returns the tokeniser of a dataset.
 
   Args:
     name: of the dataset.
     given: 'bytes'; 'words', of the split train; 'bpe' or 'bpe:2000', trained on it; or a file tokenizer.json.
+    stamps: of the files that it is made of.
 
   Raises:
     UsageError: for anything else.
   """
+  del stamps
   kind, _, rest = given.partition(':')
   if given == 'bytes':
     return tokenisers.in_bytes()

@@ -206,6 +206,10 @@ def from_json(source: str, where: str) -> Tokeniser:
     raise
   except Exception as error:  # the library raises plain ones
     raise errors.UsageError(f'{where} is no tokeniser of the library tokenizers: {error}') from error
+  if loaded.padding or loaded.truncation:  # `Tokeniser.batch` pads and cuts, and `data.text` says how many texts it cut
+    loaded.no_padding()
+    loaded.no_truncation()
+    source = loaded.to_str()
   places = loaded.get_vocab(with_added_tokens=True)
   pieces = ['' for _ in range(max(places.values(), default=-1) + 1)]
   for piece, place in places.items():

@@ -124,6 +124,8 @@ class Traits:
       mask.
     simulated: settings -> the `Defense` that is its part without randomness, which an attacker applies to what it
       simulates; or None where the mask of what was dropped says as much.
+    bits: (settings, what is sent of a tensor, floats [K, …]) -> the bits of its code, numbers [K]; or None for those of
+      its type. It counts where no later stage changes the update.
     remark: (`Context`, settings) -> what results say of it there, a few words; '' for nothing.
     gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
       attacker who simulates it many times does so less often where they are many.
@@ -148,6 +150,7 @@ class Traits:
   post_processing: bool = False
   selects: bool = False
   simulated: Callable[[Settings], Any] | None = None
+  bits: Callable[[Settings, Any], Any] | None = None
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
   gradients: Callable[[Context, Settings], int] = lambda context, settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
@@ -155,7 +158,7 @@ class Traits:
 
   def __post_init__(self) -> None:
     check_fields(self)
-    for name in ('arguments', 'clips', 'bounds', 'limits', 'mechanism', 'gradients', 'idle'):
+    for name in ('arguments', 'clips', 'bounds', 'limits', 'mechanism', 'bits', 'gradients', 'idle'):
       value = getattr(self, name)
       if not callable(value) and (value is not None or name in ('arguments', 'gradients', 'idle')):
         raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')
@@ -277,6 +280,13 @@ class Defense(optax.GradientTransformationExtraArgs):
   def at(self, *places: str) -> tuple[Stage, ...]:
     """Returns the stages that act at these places, in their order."""
     return tuple(stage for stage in self.stages if stage.traits.place in places)
+
+  @property
+  def bits(self) -> Callable[[Any], Any] | None:
+    """What is sent of a tensor, floats [K, …] -> the bits of its code, [K]; None where it is sent as it is."""
+    last = self.at('upload')[-1:]
+    found = last[0].traits.bits if last else None
+    return None if found is None else functools.partial(found, last[0].settings)
 
   def __str__(self) -> str:
     return '+'.join(map(str, self.stages)) or 'none'

@@ -1,7 +1,7 @@
 """Codes of few bits, as frameworks send updates: rounding that is meant to save bandwidth."""
 
 import functools
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,11 @@ import optax
 
 from gradleak.core.settings import Choice, Range
 from gradleak.defenses.base import stateless
-from gradleak.defenses.defense import defense
+from gradleak.defenses.defense import Settings, defense
 
 CODES = ('float16', 'blockwise8', 'float4', 'normfloat4')
+_BITS = {'float16': 16, 'blockwise8': 8, 'float4': 4, 'normfloat4': 4}
+_SCALE = 32  # bits of a float beside a block
 _BLOCKS = {'blockwise8': 4096, 'float4': 64, 'normfloat4': 64}
 # Dettmers, Pagnoni, Holtzman, Zettlemoyer: QLoRA. NeurIPS 2023, appendix E.
 _NORMFLOAT4 = (
@@ -21,6 +23,20 @@ _NORMFLOAT4 = (
   0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 _FLOAT4 = (0.0, 1 / 192, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 1.0)  # and their negatives
+
+
+def _bits(settings: Settings, sent: Any) -> np.ndarray:
+  """Returns the bits of each upload of a tensor [K, …]: those of its entries, and of the largest one of each block."""
+  size, code = sent[0].size, settings['code']
+  blocks = -(-size // _BLOCKS[code]) if code in _BLOCKS else 0
+  return np.full(len(sent), _BITS[code] * size + _SCALE * blocks)
+
+
+def _adaptive_bits(settings: Settings, sent: Any) -> np.ndarray:
+  """Returns the bits of each upload of a tensor [K, …]: those of its entries, and of the least and the largest one."""
+  flat = np.asarray(sent).reshape(len(sent), -1)
+  each = _width(flat.max(axis=1) - flat.min(axis=1), settings['weight'], flat.dtype.itemsize)
+  return np.asarray(each, np.int64) * flat.shape[1] + 2 * _SCALE
 
 
 _NO_NOISE = 'no ε: rounding adds no noise, its output is a function of the update'
@@ -32,6 +48,7 @@ _NO_NOISE = 'no ε: rounding adds no noise, its output is a function of the upda
   'ModelQuantizer of NVIDIA FLARE 2.9.',
   published='ModelQuantizer',
   post_processing=True,
+  bits=_bits,
   remark=lambda context, settings: _NO_NOISE,
 )
 def quantize(*, code: Annotated[str, Choice(CODES)] = 'float16') -> optax.GradientTransformationExtraArgs:
@@ -58,6 +75,7 @@ def quantize(*, code: Annotated[str, Choice(CODES)] = 'float16') -> optax.Gradie
   citation='Hönig, Zhao, Mullins: DAdaQuant: Doubly-adaptive Quantization for Communication-efficient Federated '
   'Learning. ICML 2022; as AdaQuantizer of NVIDIA FLARE 2.9.',
   post_processing=True,
+  bits=_adaptive_bits,
   remark=lambda context, settings: _NO_NOISE,
 )
 def adaquant(*, weight: Annotated[float, Range(1e-9, finite=True)] = 0.01) -> optax.GradientTransformationExtraArgs:
@@ -93,11 +111,15 @@ def _adaptive(update: jax.Array, weight: float) -> jax.Array:
   whole = update.astype(jnp.float32)
   low = jnp.min(whole)
   span = jnp.max(whole) - low
-  bits = 8 * update.dtype.itemsize
-  levels = jnp.maximum(jnp.ceil(jnp.sqrt(span * (bits * np.log(4)) / jnp.asarray(weight, jnp.float32))), 1.0)
-  steps = jnp.exp2(jnp.maximum(jnp.ceil(jnp.log2(levels)), 1.0)) - 1
+  steps = jnp.exp2(_width(span, weight, update.dtype.itemsize)) - 1
   width = jnp.where(span > 0, span, 1.0) / steps
   return (low + width * jnp.round((whole - low) / width)).astype(update.dtype)
+
+
+def _width(span: Any, weight: float, itemsize: int) -> jax.Array:
+  """Returns the bits of an entry of a tensor whose entries have this range, at least 1."""
+  squared = jnp.asarray(span, jnp.float32) * (8 * itemsize * np.log(4)) / jnp.asarray(weight, jnp.float32)
+  return jnp.maximum(jnp.ceil(jnp.log2(jnp.maximum(jnp.ceil(jnp.sqrt(squared)), 1.0))), 1.0)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """What is audited: a client with its model, weights and private samples."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -45,6 +46,8 @@ class Scenario(NamedTuple):
     previous: variables of the model that clients were sent before this one, or None.
     local: the `ClientSettings` that describe the client; None where a `Client` was given.
     drawn: whether the weights were drawn, and nobody has trained them.
+    shared: how many others have the same sample, int [N]: who finds such a sample does not know whose it is. None for
+      nobody.
   """
 
   client: Client
@@ -57,6 +60,7 @@ class Scenario(NamedTuple):
   previous: dict | None = None
   local: ClientSettings | None = None
   drawn: bool = False
+  shared: np.ndarray | None = None
 
   @property
   def classes(self) -> np.ndarray:
@@ -108,7 +112,10 @@ class Scenario(NamedTuple):
     own = {field.name for field in dataclasses.fields(local)}
     known = {name: value for name, value in self.settings.items() if name not in own}
     described = {**local.recorded(), **_batch_norm(client, self.variables), **_fingerprints(data=(samples, targets))}
-    return self._replace(client=client, samples=samples, targets=targets, settings={**known, **described}, local=local)
+    shared = None if self.shared is None else self.shared[places]
+    return self._replace(
+      client=client, samples=samples, targets=targets, settings={**known, **described}, local=local, shared=shared
+    )
 
   def described_by(self, what: str) -> ClientSettings:
     """Returns the `ClientSettings`; raises `UsageError` where a `Client` was given, naming what needs them."""
@@ -179,6 +186,9 @@ def scenario(
   given = _checked_gallery(kind, (samples, classes) if gallery is None else gallery, sample_shape, num_classes)
   known = None if public is None else (public[0], classes_of(public[1], client))
   kept, composition = _candidates(kind, given, classes, known)
+  shared = _shared((kind.cast(samples), classes), (kind.cast(given.samples), given.targets))
+  if shared.any():
+    composition['shared'] = int(np.count_nonzero(shared))
   described = {
     'dataset': errors.check_text('dataset', dataset),
     'model': errors.check_text('the name of the model', model.name),
@@ -193,7 +203,9 @@ def scenario(
   }
   floating = np.float64 if double else np.float32
   samples, targets = kind.cast(samples, floating), client.loss.targets.kept(targets, floating)
-  return Scenario(client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn)
+  return Scenario(
+    client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn, shared=shared
+  )
 
 
 def _batch_norm(client: Client, variables: Mapping) -> dict[str, str]:
@@ -316,6 +328,21 @@ def _candidates(
     'public': sum(image.tobytes() in seen for image in samples[chosen]),
   }
   return given._replace(samples=samples[chosen], targets=targets[chosen]), composition
+
+
+def _shared(private: tuple[np.ndarray, np.ndarray], listed: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+  """Returns how many others of a list have each private sample, int [N]; labels count where all of the list are known.
+
+  Args:
+    private, listed: samples and labels, −1 for unknown.
+  """
+  labelled = bool(np.all(listed[1] >= 0))
+
+  def known(samples: np.ndarray, labels: np.ndarray) -> list[tuple]:
+    return [(sample.tobytes(), int(label) * labelled) for sample, label in zip(samples, labels, strict=True)]
+
+  counts = collections.Counter(known(*listed))
+  return np.asarray([max(0, counts[one] - 1) for one in known(*private)])
 
 
 def _counted(given: data.Candidates, targets: np.ndarray) -> dict[str, int]:

@@ -53,6 +53,8 @@ class Federation:
       mean, with equal weights and 0 for what was not sent.
     drop_out: probability that a drawn client does not answer.
     defended: the clients under `client`'s defenses, the others train without; None means all of them.
+    bits: what a defended client sends of a tensor, floats [K, …] -> the bits of its code, [K]; None for those of its
+      type. It is `Defense.bits`.
     group_size: clients per compiled pass; changes speed, and the last bits. None takes `default_group_size`.
   """
 
@@ -67,6 +69,7 @@ class Federation:
   server_noise: NonNegative = 0.0
   drop_out: Fraction = 0.0
   defended: tuple[int, ...] | None = None
+  bits: Callable[[Any], Any] | None = None
   group_size: Annotated[int | None, Range(1)] = None
 
   def __post_init__(self) -> None:
@@ -192,7 +195,7 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
   done = Round(
     drawn[answers],
     np.asarray(uploads.num_samples[answers]),
-    (bytes_sent(uploads) + statistics)[answers],
+    (_bytes_of(federation, uploads, drawn) + statistics)[answers],
     sum(x.nbytes for x in jax.tree.leaves(state.variables)),
     statistics[answers],
     0.0,
@@ -384,26 +387,37 @@ def _statistics_bytes(variables: Mapping, sent: Tree, clients: int) -> np.ndarra
   return total
 
 
-def bytes_sent(uploads: Upload) -> np.ndarray:
+def _bytes_of(federation: Federation, uploads: Upload, drawn: np.ndarray) -> np.ndarray:
+  """Returns the bytes of the uploads of the clients drawn, in the code of the defense where they are defended."""
+  plain = bytes_sent(uploads)
+  if federation.bits is None:
+    return plain
+  defended = np.ones(len(drawn), bool) if federation.defended is None else np.isin(drawn, federation.defended)
+  return np.where(defended, bytes_sent(uploads, federation.bits), plain)
+
+
+def bytes_sent(uploads: Upload, bits: Callable[[Any], Any] | None = None) -> np.ndarray:
   """Returns the bytes of each upload, int64 [K], counting only what was sent; without BatchNorm's statistics.
 
-  A tensor sent whole takes the bytes of its values. For a tensor sent in part, the sent values count. Their places
-  count as the smaller of a 32-bit index for each sent value and a bit for every entry. If whole tensors are dropped,
-  there is a bit for each tensor.
+  A tensor sent whole takes the bytes of its values, or of their code. For a tensor sent in part, the sent values count.
+  Their places count as the smaller of a 32-bit index for each sent value and a bit for every entry. If whole tensors
+  are dropped, there is a bit for each tensor.
 
   Args:
     uploads: `Upload`s of K clients, stacked.
+    bits: of the code of a tensor, see `Federation`; where a tensor is sent in part, its code takes that part of them.
   """
   total = np.zeros(len(np.asarray(uploads.num_samples)), np.int64)
   dropped = np.zeros(len(total), bool)
   tensors = 0
   for update, mask in zip(jax.tree.leaves(uploads.update), jax.tree.leaves(uploads.mask), strict=True):
-    mask, width, tensors = np.asarray(mask), np.dtype(update.dtype).itemsize, tensors + 1
+    mask, update, tensors = np.asarray(mask), np.asarray(update), tensors + 1
     size = int(np.prod(update.shape[1:]))
     count = mask.reshape(len(mask), -1).sum(1, dtype=np.int64) * (size if mask.ndim == 1 else 1)
     part = (count > 0) & (count < size)
     dropped |= count == 0
-    total += width * count + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
+    coded = 8 * update.dtype.itemsize * size if bits is None or not size else np.asarray(bits(update), np.int64)
+    total += -(-coded * count // (8 * max(size, 1))) + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
   return total + np.where(dropped, -(-tensors // 8), 0)
 
 

@@ -29,6 +29,7 @@ from gradleak.federated import chance, simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
 
+_MEASURED = ('loss', 'update_norm')
 UNSETTLED = 2.0  # points of accuracy from one measurement to the next
 
 
@@ -119,7 +120,10 @@ def _rows(path: pathlib.Path, number: int) -> list[dict]:
     raise damaged(path, 'it is missing', advice) from None
   if [row.get('round') for row in rows] != [*range(1, number + 1)]:
     raise damaged(path, f'it does not hold the rounds 1 to {number}', advice)
-  return rows
+  # JSON has null for numbers that are not finite, as those of a training that diverged.
+  return [
+    {name: math.nan if value is None and name in _MEASURED else value for name, value in row.items()} for row in rows
+  ]
 
 
 def _overdrawn(federation: Federation, state: State, key: jax.Array, privacy: Ledger | None) -> bool:

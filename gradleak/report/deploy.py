@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.verdict import RECOVERED
+from gradleak.core import statistics
 from gradleak.report.words import Finding, found
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
@@ -71,16 +72,19 @@ def _side(side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Ma
 
 
 def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
-  """Returns what is to be said of an attacker with a list of candidates."""
+  """Returns what is to be said of an attacker with a list of candidates; nothing where it fails without a defense."""
   known = [entry for entry in cheap if entry.get('likelihood')]
-  if not known or not any(entry.get('likelihood') for entry in undefended):
+  bare = [entry['likelihood'] for entry in undefended if entry.get('likelihood')]
+  if not known or not any(_named(one)[0] > 1 / (one['candidates'] + 1) for one in bare):
     return []
-
-  def share(entry: Mapping[str, Any]) -> float:
-    return entry['likelihood']['identified'] / entry['likelihood']['n']
-
-  best = min(known, key=lambda entry: (share(entry), entry['cost']['points']))
+  best = min(known, key=lambda entry: (_named(entry['likelihood'])[1], entry['cost']['points']))
   seen = best['likelihood']
   facts = {'best': best['defense'], **{key: seen[key] for key in ('identified', 'n', 'candidates')}}
   everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)
   return [found('deploy.everyone' if everyone else 'deploy.listed', **facts)]
+
+
+def _named(seen: Mapping[str, Any]) -> tuple[float, float]:
+  """Returns the 95 % interval of the share of originals that the likelihood finds."""
+  _, low, high = statistics.proportion_interval(seen['identified'], seen['n'])
+  return float(low), float(high)

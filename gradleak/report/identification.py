@@ -8,7 +8,7 @@ from gradleak.report import blocks, figures, html, page, terminal, wording
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import duration, percent, together, wrap
 from gradleak.report.html import code
-from gradleak.report.words import said
+from gradleak.report.words import said, speaking
 from gradleak.studies.identification import COMBINED, RATE, REGRESSION, Identification
 from gradleak.summary.cases import csv_text
 
@@ -16,6 +16,7 @@ _COLOURS = {'likelihood': '#0f6674', 'direction': '#7a8b99', 'pattern': '#b03a10
 _LINE, _LEFT, _WIDTH = 0.62, 2.6, 7.2  # inches
 
 
+@speaking
 def identification_table(found: Identification) -> str:
   """Returns the counts of each defense and statistic as an aligned table, and what they mean."""
   headings, groups = _cells(found)
@@ -23,6 +24,7 @@ def identification_table(found: Identification) -> str:
   return terminal.page(lines, filter(None, [opening(found), *notes(found), wording.gallery(found.config)]))
 
 
+@speaking
 def opening(found: Identification) -> str:
   """Returns the sentence that a page opens with: how many originals are found under which defense."""
   decisive = [one for one in _counts(found) if one['statistic'] == found.decisive(one['copies'])]
@@ -36,6 +38,7 @@ def opening(found: Identification) -> str:
   return said('identification.opening', most=most, least=least)
 
 
+@speaking
 def notes(found: Identification) -> list[str]:
   """Returns what the words of the table mean, in sentences."""
   counts = _counts(found)
@@ -43,6 +46,7 @@ def notes(found: Identification) -> list[str]:
   told = [said(f'identification.{name}') for name in (*_COLOURS, REGRESSION) if name in names]
   models = {one['model'] for one in counts}
   told += [said(f'identification.model_{name}') for name in sorted(models) if REGRESSION not in names]
+  told += [said('identification.drawn', draws=found.config['client_draws'])] if 'client_draws' in found.config else []
   pairs = [one['pairs'] for one in counts if one['present'] is not None]
   told += [said('identification.present', one_in=round(1 / RATE), pairs=max(pairs))] if pairs else []
   noise = [row for row in found.noise if row['statistic'] == found.decisive(row['copies'])]
@@ -51,6 +55,7 @@ def notes(found: Identification) -> list[str]:
   )
 
 
+@speaking
 def render_identification(found: Identification) -> str:
   """Returns the report as one HTML page that loads nothing."""
   config = found.config

@@ -30,6 +30,7 @@ def gallery(config: Mapping[str, Any]) -> str:
     'kinds': [worded(f'{count:,} images of class {name}') for name, count in images.items()],
     'left': [f'{count:,} of class {name}' for name, count in made['left_out'].items()] or ['none'],
     'flat': f' {made["flat"]:,} flat ones are left out.' if made['flat'] else '',
+    'shared': said('settings.gallery_shared', n=made['shared']) if made.get('shared') else '',
     'public': f' {made["public"]:,} of them are public.' if made['public'] else '',
   }
   if not values['total']:

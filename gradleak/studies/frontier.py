@@ -95,7 +95,7 @@ class FrontierSettings:
   )
   trials: int = setting(4, 'Samples that are attacked under each defense.', **_ATTACKS, **_COUNT)
   controls: int = setting(32, 'Null-gradient runs per attack that define success.', **_ATTACKS, **_COUNT)
-  steps: int | None = setting(1000, 'Steps of attacks that do not set their own.', **_ATTACKS, **_COUNT)
+  steps: int | None = setting(1000, 'Steps of searches that do not set their own.', **_ATTACKS, **_COUNT)
 
 
 class Trained(NamedTuple):
@@ -190,6 +190,7 @@ class Task:
       weighting=given.weighting,
       server_noise=given.server_noise,
       drop_out=given.drop_out,
+      bits=bound.defense.bits,
       group_size=self.how.group_size,
     )
 

@@ -18,6 +18,7 @@ innocent ones calibrate a presence test, for an attacker who does not know wheth
 """
 
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from gradleak.core.locks import alone
 from gradleak.core.settings import check, paired, setting
 from gradleak.core.storage import (
   Workdir,
+  append_time,
   damaged,
   description,
   digest,
@@ -47,6 +49,7 @@ from gradleak.core.storage import (
   read_json_lines,
   seal,
   sealed,
+  seconds_of_parts,
   write_atomically,
 )
 from gradleak.core.trees import Tree
@@ -64,7 +67,10 @@ COMBINED, REGRESSION = 'combined', 'regression'
 RATE = 1e-3  # of false matches, at which a presence test is stated
 EXACT = 'exact'
 RESULT = 'identification.json'  # seals what stands beside it
+_TIMES = 'timing.jsonl'
 _FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl', 'noise': 'noise.jsonl'}
+_COLUMNS = 1000  # of a regression, where a client is random: each candidate has several
+_TRIED = 4  # candidates by which it is found whether a client is random
 _BLOCK = 2**27  # entries of candidates' updates that are held at once
 _LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
 
@@ -112,7 +118,7 @@ class Identification:
       and 'present' (whether that test finds it at `RATE`; None for too few pairs).
     pairs: one dict per defense, copies and statistic: the 'false' matches of the presence test among 'n' pairs of an
       upload and an innocent candidate. Its thresholds are from other uploads.
-    seconds: wall time.
+    seconds: wall time of all parts, those of an earlier call included.
     noise: one dict per control run, place in its batch, defense, copies and statistic, of an upload of noise with the
       norms of an upload: 'rank' of an original in place of which the noise was sent, 'candidates' and 'identified',
       which is a false match. Control run j stands for the originals of trial j modulo T, as in `gradleak.audit`.
@@ -180,12 +186,18 @@ class _List(NamedTuple):
     labels: int [N].
     private: the place of each private sample in it, [T, B].
     kinds: whether only candidates of one label are compared.
+    shared: how many others have each private sample, int [T, B]; None for nobody. They are ahead of the original.
   """
 
   samples: np.ndarray
   labels: np.ndarray
   private: np.ndarray
   kinds: bool
+  shared: np.ndarray | None = None
+
+  def others(self, trial: int, place: int) -> int:
+    """Returns how many others have a private sample."""
+    return 0 if self.shared is None else int(self.shared[trial, place])
 
 
 def identify(
@@ -242,7 +254,7 @@ def identify(
   how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')
   show = progress if progress is None or callable(progress) else reporter(progress)
   size = how.size(scenario.variables)
-  started, tables = time.monotonic(), {name: [] for name in _FILES}
+  tables: dict[str, list] = {name: [] for name in _FILES}
   with alone(workdir, how.process):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': size}, how.process[1] > 1)
     run = _Run(key, scenario, given, listed, num_trials, size, show)
@@ -255,7 +267,9 @@ def identify(
     for row in rows:
       tables[row.pop('kind')].append(row)
     described = {**config, 'defenses': {one.label: str(one.method) for one in chosen}}
-    made = Identification(described, **tables, seconds=time.monotonic() - started)
+    described |= {'client_draws': likelihood.DRAWS} if run.random else {}
+    seconds = run.seconds if store is None else seconds_of_parts(store.path / _TIMES)
+    made = Identification(described, **tables, seconds=seconds)
     if store is not None:
       _write(store.path, made)
   return made
@@ -270,10 +284,13 @@ def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[
     if known is not None:
       found[name] = known[0]
     elif number % process[1] == process[0]:
+      started = time.monotonic()
       tables = zip(_FILES, run.under(*parts[number]), strict=True)
       found[name] = [{**row, 'kind': kind} for kind, each in tables for row in each]
+      run.seconds += time.monotonic() - started
       if store is not None:
         store.save_part(name, found[name], {})
+        append_time(store.path / _TIMES, part=name, seconds=time.monotonic() - started)
   for name in names:
     if name not in found:  # perhaps it has come in the meantime
       known = None if store is None else store.load_part(name)
@@ -346,7 +363,8 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
       "the labels of the gallery are not known: give gallery=(samples, targets), or labels='unknown'"
     )
   private = np.asarray([kept.index(i) for i in own]).reshape(num_trials, given.batch_size)
-  found = _List(samples[kept], labels[kept], private, bool(gallery.by_class))
+  shared = None if scenario.shared is None else scenario.shared[:count].reshape(private.shape)
+  found = _List(samples[kept], labels[kept], private, bool(gallery.by_class), shared)
   if len(found.samples) < 2:
     raise errors.UsageError('there is no candidate beside the original: give gallery=… to gradleak.scenario')
   return found
@@ -369,12 +387,22 @@ class _Run:
     self.streams, self.num_trials = Streams(key), num_trials
     self.sizes = tuple(int(np.size(leaf)) for leaf in jax.tree.leaves(scenario.variables['params']))
     self.held: dict[tuple, Any] = {}
+    self.seconds = 0.0
+
+  @functools.cached_property
+  def random(self) -> bool:
+    """Whether the undefended client sends different updates of one sample: it augments, drops out or shuffles."""
+    bound, few = bind(NO_DEFENSE, self.scenario.context), slice(0, _TRIED)
+    made = self._means(bound, likelihood.DRAWS, self.listed.samples, 'as they are', few)
+    each = made.reshape(len(made), -1, likelihood.DRAWS, made.shape[-1])
+    return bool(np.any(each != each[:, :, :1]))
 
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
     label = defense.label
     bound = bind(defense.method, self.scenario.context)
     given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
+    given = given.drawn() if self.random else given
     note(self.show, f'{label}: uploads, and what {len(self.listed.samples):,} candidates ({copies}) would send …')
     updates, masks = self._once(('uploads', label), lambda: self._uploads(label, bound, given))
     samples = np.asarray(alter(self.listed.samples), self.listed.samples.dtype)
@@ -403,9 +431,10 @@ class _Run:
   def _uploads(self, label: str, bound: Bound, given: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the uploads of all trials and control runs, float32 [T + C, R, P], and which entries are compared.
 
-    The noise of a control run is cut to the entries that its trial sent.
+    The noise of a control run is cut to the entries that its trial sent. Where the update decides which are sent, it is
+    cut to as many of its own largest ones.
     """
-    random = any(stage.traits.random for stage in bound.defense.stages)
+    random = self.random or any(stage.traits.random for stage in bound.defense.stages)
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
     group = Group(
       self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict
@@ -420,7 +449,12 @@ class _Run:
     declared = any(stage.traits.sparsifies == 'mask' for stage in bound.defense.stages)
     full = jax.tree.map(lambda m, u: np.broadcast_to(_widened(m, u.ndim), u.shape), sent.mask, sent.update)
     kept = _rows(full) if declared else update != 0
-    return np.concatenate([update, noise * kept[stand_ins]]), np.concatenate([kept, kept[stand_ins]])
+    cut = kept[stand_ins]
+    if any(stage.traits.selects for stage in bound.defense.stages):  # their choice tells of the trial
+      shape, entries = noise.shape, noise.shape[-1]
+      flat = noise.reshape(-1, entries), cut.reshape(-1, entries)
+      cut = likelihood.largest_as_many(*flat, self.sizes).reshape(shape)
+    return np.concatenate([update, noise * cut]), np.concatenate([kept, cut])
 
   def _means(self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
     """Returns what some candidates would send, float32 [C, K, P]; K draws, or labels, or both.
@@ -452,10 +486,11 @@ class _Run:
     return likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)
 
   def _bare(self, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
-    """Returns the undefended updates of some candidates, see `_means`."""
+    """Returns the undefended updates of some candidates, see `_means`; several of a client that is random."""
     bound = bind(NO_DEFENSE, self.scenario.context)
     about = 'bare', copies, block.start, block.stop
-    return self._once(about, lambda: self._means(bound, 1, samples, copies, block))
+    draws = likelihood.DRAWS if self.random else 1
+    return self._once(about, lambda: self._means(bound, draws, samples, copies, block))
 
   def _statistics(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
@@ -485,19 +520,23 @@ class _Run:
   def _regression(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
   ) -> np.ndarray:
-    """Returns the weight of each candidate in each upload, [T, N], by non-negative least squares on bare updates."""
+    """Returns the weight of each candidate in each upload, [T, N], by non-negative least squares on bare updates.
+
+    Where the client is random, the weight of a candidate is that of all its draws.
+    """
     from scipy import optimize
 
     if self.given.labels == 'unknown':
       raise errors.UsageError(
         "the candidates of a batch are compared with their labels: labels='unknown' is for one sample"
       )
-    if len(samples) * updates.shape[-1] > _LARGEST:
+    if len(samples) * updates.shape[-1] * (likelihood.DRAWS if self.random else 1) > _LARGEST:
       raise errors.UsageError(
         f'the updates of {len(samples):,} candidates have {updates.shape[-1]:,} entries each, too many for a batch: '
         'list fewer candidates'
       )
-    means = self._bare(samples, copies, slice(0, len(samples)))[:, 0]
+    own = _differing(self._bare(samples, copies, slice(0, len(samples))), max(1, _COLUMNS // len(samples)))
+    means = own.reshape(-1, own.shape[-1])
     found = []
     for trial, several in enumerate(updates):
       mean = several.mean(axis=0)
@@ -510,8 +549,17 @@ class _Run:
       gram = np.asarray(rows @ rows.T, np.float64)
       gram[np.diag_indices(len(gram))] *= 1 + 1e-6
       root = np.linalg.cholesky(gram + 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram)))
-      found.append(optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0])
+      weight = optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0]
+      found.append(weight.reshape(len(samples), -1).sum(axis=1))
     return np.asarray(found)
+
+
+def _differing(means: np.ndarray, most: int) -> np.ndarray:
+  """Returns so many draws of each candidate's updates [C, K, P]: the first, and those that are farthest from it."""
+  apart = np.linalg.norm(means - means[:, :1], axis=2)
+  apart[:, 0] = np.inf
+  chosen = np.argsort(-apart, axis=1, kind='stable')[:, :most]
+  return np.take_along_axis(means, chosen[:, :, np.newaxis], axis=1)
 
 
 def _rows(tree: Tree) -> np.ndarray:
@@ -542,11 +590,12 @@ def _judged(
       for position, own in enumerate(several):
         beside = allowed[trial, position].copy()
         beside[several] = False  # the others of its batch are no wrong answers
-        rank = 1 + int(np.sum(score[trial, beside] >= score[trial, own]))
+        alike = listed.others(trial, position)
+        rank = 1 + alike + int(np.sum(score[trial, beside] >= score[trial, own]))
         posterior = None
         if stated and name == 'likelihood':
           logs = score[trial, beside] - score[trial, own]
-          posterior = float(1 / (1 + np.sum(np.exp(np.minimum(logs, 700)))))
+          posterior = float(1 / (1 + alike + np.sum(np.exp(np.minimum(logs, 700)))))
         row = {
           **facts,
           'statistic': name,
@@ -573,7 +622,7 @@ def _alarmed(scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, A
       for place, own in enumerate(listed.private[trial]):
         beside = allowed[trial, place].copy()
         beside[listed.private[trial]] = False
-        rank = 1 + int(np.sum(row[beside] >= row[own]))
+        rank = 1 + listed.others(trial, place) + int(np.sum(row[beside] >= row[own]))
         of = {'statistic': name, 'trial': number, 'place': place, 'rank': rank, 'candidates': int(beside.sum())}
         found.append(plain({**facts, **of, 'identified': rank == 1}))
   return found

@@ -234,6 +234,17 @@ def test_what_shows_without_any_upload(scenario):
   assert [one['baseline'] for one in baseline.baselines(scenario._replace(public=None), 3, 1)] == ['grey image']
 
 
+def test_padding_is_no_token_of_the_nearest_text():
+  """A text without a token in common was nearer than one with two, as both end in padding."""
+  kind = texts.scenario(number=2, length=24).client.modality
+  public = np.zeros((2, 24), np.int32)  # padding
+  public[0, :20], public[1, :3] = np.arange(20) + 30, [5, 6, 7]
+  private = np.zeros((2, 24), np.int32)
+  private[0, :4], private[1, :3] = np.arange(4) + 46, [6, 5, 9]
+  held = baseline._Held(kind.usual, kind.empty, private, np.zeros(2, int), public, np.zeros(2, int))
+  np.testing.assert_array_equal(baseline._nearest_text(held), public)
+
+
 def test_a_modality_without_an_ensemble_is_refused():
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(MODULE, 'ENSEMBLES', {'tables': ()})

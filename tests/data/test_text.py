@@ -111,6 +111,59 @@ def test_files_of_lines_and_folders(tmp_path):
     text.read(f'text:{tmp_path / "short.tsv"}', 'train')
 
 
+NOTES = [f'note {number} on a heart' for number in range(10)]
+
+
+@pytest.mark.parametrize(
+  ('name', 'head', 'line', 'said'),
+  [
+    ('a.csv', 'text,label', 'dear all, {text},{label}', 'row 2 of .* has 3 values, expected 2'),
+    ('a.csv', 'label,text', '{label},dear all, {text}', 'row 2 of .* has 3 values, expected 2'),
+    ('a.csv', 'text,label', '"{text},{label}', 'cannot read'),
+    ('a.csv', 'body,kind', '{text},{label}', '11 different labels in 11 rows'),
+    ('a.csv', 'kind,body', '{label},{text}', 'begins with kind, body, a label that no other row has'),
+    ('a.csv', 'text,label', '{text},{gap}', 'has texts without a label'),
+    ('a.rtf', 'text,label', '{text},{label}', "the suffix '.rtf'"),
+  ],
+)
+def test_files_that_are_not_understood_are_refused(tmp_path, name, head, line, said):
+  lines = [line.format(text=one, label=i % 2, gap='' if i == 3 else 1) for i, one in enumerate(NOTES)]
+  (tmp_path / name).write_text('\n'.join([head, *lines]))
+  with pytest.raises(gl.UsageError, match=said):
+    text.read(f'text:{tmp_path / name}', 'train')
+
+
+@pytest.mark.parametrize('sign', [',', ';', '|'])
+def test_marks_of_byte_order_and_other_signs(tmp_path, sign):
+  """With a mark of byte order the labels were taken for the texts."""
+  path = tmp_path / 'a.csv'
+  path.write_text('\n'.join([f'text{sign}label', *(f'{one}{sign}{i % 2}' for i, one in enumerate(NOTES))]), 'utf-8-sig')
+  found = text.read(f'text:{path}', 'train')
+  assert found.first(8) == [*NOTES[:4], *NOTES[5:9]] and found.class_names == ('0', '1')
+  path = tmp_path / 'a.TXT'
+  path.write_text('one\u2028two\n\nthree\n', 'utf-8-sig')
+  assert text.read(f'text:{path}', 'train').first(2) == ['one\u2028two', 'three']
+
+
+def test_a_file_that_changes_is_read_again(tmp_path):
+  path = tmp_path / 'a.txt'
+  for words in (['heart', 'lung'], ['heart failure', 'lung failure', 'liver']):
+    path.write_text('\n'.join(words * 5))
+    found = gl.data.load(f'text:{path}', 'train')
+    assert len(found.samples) == 4 * len(words)
+    assert set(found.settings['tokeniser']['pieces'][3:]) == {each for one in words for each in one.split()}
+
+
+def test_what_a_tokeniser_pads_and_cuts_is_not_its_own(tmp_path):
+  library = pytest.importorskip('tokenizers')
+  made = library.Tokenizer.from_str(tokenisers.trained(NOTES, 400).source)
+  plain = made.encode(NOTES[0]).ids
+  made.enable_padding(length=40, pad_id=0, pad_token='[pad]')
+  made.enable_truncation(3)
+  made.save(str(tmp_path / 'tokenizer.json'))
+  assert tokenisers.from_file(tmp_path / 'tokenizer.json').encode(NOTES[0]) == plain
+
+
 def test_a_tokeniser_that_is_trained(tmp_path):
   pytest.importorskip('tokenizers')
   found = gl.data.load('notes', limit=4, tokeniser='bpe:400', length=64)

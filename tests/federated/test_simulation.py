@@ -1,6 +1,7 @@
 """Rounds against the algorithms written out, bytes against counts by hand, and resumes against what was not stopped."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -161,8 +162,53 @@ def test_bytes_are_those_of_what_was_sent(linear):
   assert simulation.bytes_sent(upload(linear, half)).tolist() in ([4 * 640 + 1], [4 * 10 + 1])
 
 
+@pytest.mark.parametrize(
+  ('defense', 'bits'),
+  [
+    (defenses.quantize(code='float16'), (640 * 16, 10 * 16)),
+    (defenses.quantize(code='blockwise8'), (640 * 8 + 32, 10 * 8 + 32)),
+    (defenses.quantize(code='normfloat4'), (640 * 4 + 10 * 32, 10 * 4 + 32)),
+    (defenses.chain(defenses.topk(ratio=0.5), defenses.quantize(code='float16')), (320 * 16 + 640, 5 * 16 + 16)),
+    (defenses.chain(defenses.quantize(code='float4'), defenses.gaussian(stddev=0.1)), (640 * 32, 10 * 32)),
+  ],
+)
+def test_bytes_of_a_code_are_those_of_its_bits(linear, defense, bits):
+  made = upload(linear, defense)
+  assert simulation.bytes_sent(made, defense.bits).tolist() == [sum(bits) // 8]
+
+
+def test_the_adaptive_code_has_the_bits_of_its_levels(linear):
+  """There are 2^b values at most, and more than 2^(b − 1) steps would take another bit."""
+  defense = defenses.adaquant(weight=0.01)
+  for leaf in jax.tree.leaves(upload(linear, defense).update):
+    values, span = np.asarray(leaf), float(np.ptp(leaf))
+    each = (int(defense.bits(values)[0]) - 64) / values[0].size
+    assert each == max(1, math.ceil(math.log2(math.ceil(math.sqrt(span * 32 * math.log(4) / 0.01)))))
+    assert len(np.unique(values)) <= 2**each
+
+
+def test_a_training_counts_the_bytes_of_the_code(setting):
+  defense = defenses.quantize(code='float16')
+  for defended, left in ((None, 3 / 6), ((0,), 5 / 6)):  # three clients take part
+    federation, variables = setting({'upload': defense}, bits=defense.bits, defended=defended)
+    plain, _ = setting({'upload': defense}, defended=defended)
+    done, before = (
+      simulation.run_round(one, simulation.start(one, variables), KEY)[1].bytes_up for one in (federation, plain)
+    )
+    assert done.sum() == pytest.approx(before.sum() * left)
+
+
 class Stop(Exception):
   pass
+
+
+def test_a_training_that_diverged_says_so_when_it_is_read_again(setting, tmp_path):
+  """Its loss was None then, and pages named the number of rounds as the cause."""
+  federation, variables = setting({'optimizer': optax.chain(optax.sgd(1e30), optax.scale(1e30))})
+  test = federation.samples, federation.targets
+  for _ in range(2):
+    _, rows = training.train(KEY, federation, variables, 2, test=test, workdir=tmp_path / 'new')
+    assert math.isnan(rows[-1]['loss']) and math.isnan(rows[-1]['update_norm'])
 
 
 @pytest.mark.parametrize('defense', [{}, {'upload': defenses.dgc(ratio=0.1)}], ids=['none', 'dgc'])

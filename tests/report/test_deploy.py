@@ -96,3 +96,12 @@ def test_a_list_of_candidates_needs_no_picture():
   assert names(NONE, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
   told = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
   assert told.name == 'deploy.listed' and told.facts['best'] == 'b' and 'finds 12 of 40 originals' in str(told)
+
+
+def test_a_few_lucky_originals_do_not_hide_best():
+  """0 of 4 allow up to 60 %, 2 of 400 allow 2 %; it was the former that was named."""
+  entries = [entry('few', 0, 4, likelihood=0), entry('many', 0, 400, likelihood=2)]
+  told = deploy.advice([NONE, *entries])[-1]
+  assert told.name == 'deploy.listed' and told.facts['best'] == 'many'
+  blind = entry('none', 40, cost=None, likelihood=0)
+  assert not any('listed' in one.name for one in deploy.advice([blind, *entries]))

@@ -67,7 +67,7 @@ class AutoLeak:
       the candidates (of one, times B), from as many uploads of it as its attackers have read.
     audits: stage -> its `AuditResult`, with pictures.
     defenses: facts about the defenses, see `AuditResult.methods`.
-    seconds: wall time.
+    seconds: wall time, that of an earlier call on the same folder included.
   """
 
   config: dict[str, Any]
@@ -356,6 +356,7 @@ class _Run:
     dropped = ('attacks', 'defenses', 'attack_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
     config = {name: value for name, value in first.config.items() if name not in dropped}
     config |= {'version': VERSION, 'staged': self.staged, 'defenses': list(self.defenses)}
+    seconds = max(seconds, sum(stage['seconds'] for stage in self.stages))
     made = AutoLeak(
       config,
       rows,

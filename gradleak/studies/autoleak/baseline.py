@@ -33,10 +33,11 @@ class Baseline(TypedDict):
 class _Held(NamedTuple):
   """What an answer is made of: private samples [N, …], at which only the nearest looks, labels, and public ones.
 
-  `usual` is `Modality.usual`.
+  `usual` and `empty` are those of the `Modality`.
   """
 
   usual: np.ndarray | None
+  empty: Callable[[np.ndarray], np.ndarray]
   private: np.ndarray
   labels: np.ndarray
   public: np.ndarray
@@ -75,10 +76,18 @@ def _commonest(held: _Held) -> np.ndarray:
 
 
 def _nearest_text(held: _Held) -> np.ndarray:
-  """Returns the public text with the most tokens in common with each private one, at any place."""
+  """Returns the public text with the largest share of tokens in common with each private one, at any place.
+
+  The share is the F1 of both; padding and masks are no tokens.
+  """
   most = 1 + int(max(held.public.max(), held.private.max()))
-  counts = [np.stack([np.bincount(text, minlength=most) for text in texts]) for texts in (held.public, held.private)]
-  return held.public[[int(np.minimum(counts[0], one).sum(axis=1).argmax()) for one in counts[1]]]
+  tokens = ~held.empty(np.arange(most)[:, np.newaxis])
+  counts = [
+    np.stack([np.bincount(text, minlength=most) for text in texts]) * tokens for texts in (held.public, held.private)
+  ]
+  lengths = counts[0].sum(axis=1)
+  shares = [np.minimum(counts[0], one).sum(axis=1) / (lengths + one.sum()) for one in counts[1]]
+  return held.public[[int(share.argmax()) for share in shares]]
 
 
 # Modality -> {name of an answer: (what makes it, whether it needs public samples)}.
@@ -111,7 +120,7 @@ def baselines(scenario: Scenario, num_trials: int, batch_size: int) -> list[Base
   count, kind = num_trials * batch_size, scenario.client.modality
   images, labels = scenario.samples[:count], scenario.classes[:count]
   public = scenario.public and (np.asarray(scenario.public[0]), classes_of(scenario.public[1], scenario.client))
-  held = _Held(kind.usual, images, labels, *(public or (images[:0], labels[:0])))
+  held = _Held(kind.usual, kind.empty, images, labels, *(public or (images[:0], labels[:0])))
   among = galleries(scenario, count)
   made: list[Baseline] = []
   for name, (answer, needs_public) in ANSWERS.get(kind.name, {}).items():

@@ -77,7 +77,7 @@ class CapturedSettings:
   num_samples: int = setting(1, 'Private samples behind the update.', low=1, high=10**4, **_ATTACKER)
   restarts: int = setting(1, 'Starts per attack; the least matching distance is kept.', low=1, high=10**4, **_ATTACKER)
   steps: int | None = setting(
-    None, 'Steps of attacks that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
+    None, 'Steps of searches that do not set their own; as published by default.', low=1, high=10**7, **_ATTACKER
   )
   controls: int = setting(4, 'Runs of each attack on noise in place of the update.', low=1, high=10**4, **_ATTACKER)
   modality: Modality = setting(IMAGES, 'What a sample is.')  # noqa: RUF009

@@ -1,0 +1,44 @@
+"""Files of values that are separated by a sign: which sign it is, and rows that are as long as the first one."""
+
+import csv
+import io
+import itertools
+from typing import Any
+
+from gradleak.core import errors
+
+
+def rows(text: str, what: str, signs: str = ',;\t|') -> list[list[str]]:
+  """Returns the rows of a text, without empty lines, and their values without spaces around them.
+
+  The sign is the one that divides the first two lines into the same number of values, the largest one. If there is
+  none, it is the one that divides the first line into most values.
+
+  Args:
+    text: content of a file.
+    what: how messages call it.
+    signs: that may separate values.
+
+  Raises:
+    UsageError: for quotation marks that do not end where a value ends.
+  """
+
+  def read(sign: str, most: int | None = None, **how: Any) -> list[list[str]]:
+    found = csv.reader(io.StringIO(text, newline=''), delimiter=sign, **how)
+    return [[cell.strip() for cell in line] for line in itertools.islice(found, most) if line]
+
+  def fitting(sign: str) -> tuple[bool, int]:
+    lengths = [len(line) for line in read(sign, 2)] or [0]
+    return len(set(lengths)) == 1 < lengths[0], lengths[0]
+
+  try:
+    return read(max(signs, key=fitting), strict=True)
+  except csv.Error as error:
+    raise errors.UsageError(f'cannot read {what}: {error}') from error
+
+
+def check_lengths(lines: list[list[str]], length: int, what: str, first: int = 0) -> None:
+  """Raises `UsageError` for a row that has more or fewer values than `length`; rows are counted from `first` on."""
+  for number, line in enumerate(lines, first):
+    if len(line) != length:
+      raise errors.UsageError(f'row {number} of {what} has {len(line)} values, expected {length}')

@@ -1,0 +1,134 @@
+"""Files of tables: what may be meant otherwise than it is read is refused, or said."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gradleak as gl
+from gradleak.data import table_files, tables
+
+AGES = np.random.default_rng(0).integers(18, 90, 60).tolist()
+ILL = [i % 3 % 2 for i in range(60)]
+
+
+def read(tmp_path, column, name='x', schema=None, labels=ILL, split='train', delimiter=','):
+  quoted = [f'"{value}"' if delimiter in str(value) else str(value) for value in column]
+  lines = [delimiter.join(map(str, line)) for line in zip(AGES, quoted, labels, strict=True)]
+  (tmp_path / 'a.csv').write_text('\n'.join([delimiter.join(('age', name, 'ill')), *lines]))
+  return table_files.read(str(tmp_path / 'a.csv'), split, schema)
+
+
+@pytest.mark.parametrize(
+  ('column', 'said'),
+  [
+    (['unknown' if i == 7 else 10 + i % 30 for i in range(60)], "30 different numbers and 'unknown': list it under"),
+    (['90+' if age > 80 else age for age in AGES], r"different numbers and '90\+': list it under"),
+    ([f'{i % 20},{i % 7}' for i in range(60)], "numbers that are written as '0,0': write them with a point"),
+    ([f'{1 + i % 20},000' for i in range(60)], "numbers that are written as '1,000'"),
+    ([f'{i % 30} %' for i in range(60)], "numbers that are written as '0 %'"),
+    ([f'€ {i % 30}' for i in range(60)], "numbers that are written as '€ 0'"),
+    (range(60), 'seems to number the rows'),
+    ([1000 - 3 * i for i in range(60)], 'seems to number the rows'),
+    ([10**17 + i * i % 59 for i in range(60)], 'more digits than are kept'),
+    ([f'{i:03}' for i in range(60)], '60 different texts in 60 rows'),
+    ([f'{i % 50}_{i % 7}' for i in range(60)], '60 different texts in 60 rows'),
+    (['yes', 'No', 'Yes'] * 20, "'yes' and 'Yes': write them alike"),
+    (['1', '1.0', '1.00'] * 20, "one value only, '1'"),
+  ],
+)
+def test_columns_that_are_not_understood_are_refused(tmp_path, column, said):
+  with pytest.raises(gl.UsageError, match=said):
+    read(tmp_path, column)
+
+
+def test_a_kind_that_is_given_is_taken(tmp_path):
+  for column, kind in ((range(60), 'continuous'), (['yes', 'No', 'Yes'] * 20, 'categorical')):
+    (field,) = read(tmp_path, column, schema={'columns': {'age': 'ignore', 'x': kind}}).schema.fields
+    assert field.kind == kind
+  minutes = [f'{i % 60:02}' for i in range(60)]
+  assert read(tmp_path, minutes, schema={'columns': {'x': 'continuous'}}).schema.fields[1].high == 59
+
+
+def test_equal_numbers_are_one_level_and_codes_are_texts(tmp_path):
+  field = read(tmp_path, ['1', '1.0', '2', '2.00', '3e0', '-0'] * 10).schema.fields[1]
+  assert field.kind == 'ordinal' and field.levels == ('0', '1', '2', '3')
+  codes = read(tmp_path, ['007', '7', '07'] * 20).schema.fields[1]
+  assert codes.kind == 'categorical' and codes.levels == ('007', '07', '7')
+  assert table_files.classes_of(np.asarray(['1', '1.0', '0', '-0.0']))[1] == ('0', '1')
+  assert table_files.classes_of(np.asarray(['01', '1']))[1] == ('01', '1')
+  found = tables.infer({'x': ['1.0', '2', '1']}, {'x': {'kind': 'ordinal', 'levels': ['1', '2.0']}})
+  np.testing.assert_array_equal(found.encode({'x': ['1', '1.00']})[0], found.encode({'x': ['1', '1.00']})[1])
+
+
+@pytest.mark.parametrize('gap', ['-', '.', '#N/A', '<NA>', 'NaT', 'n.a.', '?', ''])
+def test_usual_spellings_of_gaps_are_gaps(tmp_path, gap):
+  field = read(tmp_path, [gap if i % 9 == 0 else age for i, age in enumerate(AGES)]).schema.fields[1]
+  assert field.gaps and field.kind == 'continuous'
+
+
+def test_further_gaps_are_named_by_the_schema(tmp_path):
+  column = [-999 if i % 9 == 0 else age for i, age in enumerate(AGES)]
+  made = read(tmp_path, column)
+  assert made.schema.fields[1].low == -999
+  assert 'x: -999 is far from all other values: list it under "gaps" of the schema if it is none' in made.notes
+  made = read(tmp_path, column, schema={'gaps': [-999]})
+  assert made.schema.fields[1].low >= 18 and made.schema.fields[1].gaps
+  assert not any('far from' in note for note in made.notes)
+  assert not any('far from' in note for note in read(tmp_path, [*AGES[1:], 99]).notes)
+
+
+def test_outliers_that_decide_the_scale_are_said(tmp_path):
+  """Any two of the other values are as near as what counts as exact."""
+  rows = [10_000_000 if i == 7 else 30 + age for i, age in enumerate(AGES)]
+  (told,) = [note for note in read(tmp_path, rows, split='test').notes if 'Outliers decide' in note]
+  assert told.startswith('x: half of the values lie within')
+  assert not any('Outliers decide' in note for note in read(tmp_path, [30 + age for age in AGES]).notes)
+
+
+def test_headings_and_separators(tmp_path):
+  made = read(tmp_path, [i % 5 for i in range(60)], name='"income, in EUR, a year, before"', delimiter=';')
+  assert [field.name for field in made.schema.fields] == ['age', 'income, in EUR, a year, before']
+  assert read(tmp_path, AGES[::-1], delimiter='|').rows.shape == (42, 2)
+  made = read(tmp_path, ['a\u2028b', 'c'] * 30)
+  assert made.rows.shape == (42, 3)
+  path = tmp_path / 'b.csv'
+  path.write_text('\n'.join(f'{age},"x{age % 3},{ill}' for age, ill in zip(AGES, ILL, strict=True)))
+  with pytest.raises(gl.UsageError, match='cannot read the table'):
+    table_files.read(str(path), 'train', {'names': ['a', 'b', 'c']})
+  path.write_text('\n'.join(f'{age},{age % 3},{ill}' for age, ill in zip(AGES, ILL, strict=True)))
+  with pytest.raises(gl.UsageError, match='which are no headings: give "names"'):
+    table_files.read(str(path), 'train')
+  assert len(table_files.read(str(path), 'train', {'names': ['a', 'b', 'c']}).rows) == 42
+
+
+def test_labels_that_are_no_classes_are_refused(tmp_path):
+  values = [f'{v:.1f}' for v in np.random.default_rng(0).normal(size=60)]
+  with pytest.raises(gl.UsageError, match='different numbers that are not whole'):
+    read(tmp_path, AGES[::-1], labels=values)
+  ill = np.zeros(60, int)
+  ill[np.random.default_rng(0).permutation(60)[:3]] = 1  # rows of the split test
+  with pytest.raises(gl.UsageError, match=r'the split train of .* has rows of one class alone'):
+    read(tmp_path, AGES[::-1], labels=ill)
+
+
+@pytest.mark.parametrize('unit', [1e-300, 1e200])
+def test_the_scale_of_a_column_does_not_matter(unit):
+  values = np.random.default_rng(0).normal(size=50)
+  (one,), (other,) = (tables.infer({'x': values * scale}, {'x': 'continuous'}).fields for scale in (1.0, unit))
+  assert math.isclose(other.std, one.std * unit, rel_tol=1e-9) and math.isclose(other.mean, one.mean * unit)
+
+
+def test_a_column_without_spread_in_train_has_that_of_all_rows():
+  values = [5.0] * 9 + [1e6]
+  (field,) = tables.infer({'x': [*values, 2.5]}, fitted=range(9)).fields
+  assert field.std > 1e5  # it was 1
+
+
+def test_frames_with_equal_names_are_refused():
+  pandas = pytest.importorskip('pandas')
+  frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(20, 2)), columns=['a', 'a'])
+  with pytest.raises(gl.UsageError, match='expected different names'):
+    gl.data.table(frame, [0, 1] * 10)
+  gaps = pandas.DataFrame({'a': pandas.array([1, 2, None, 4, 5] * 4, dtype='Int64')})
+  assert gl.data.table(gaps, [0, 1] * 10).samples.shape[1] == 2
