@@ -13,7 +13,7 @@ from gradleak.report import deploy, write_leaderboard
 from gradleak.report.formatting import listed, percent_range, together
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import Finding, about, said
-from gradleak.studies.autoleak import leaderboard
+from gradleak.studies.autoleak import ensemble, leaderboard
 from gradleak.studies.autoleak.entry import number_of
 
 DOCS = pathlib.Path(__file__).parents[1]
@@ -22,7 +22,7 @@ ENTRIES = DOCS.parent / 'results' / 'leaderboard'
 
 ATTACKERS = {
   'honest': 'a curious server',
-  'malicious': 'a malicious server',
+  'malicious': 'a malicious server, by its own attacks alone',
   'list': 'a server with a list of suspects',
 }
 _ANSWERS = ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind')  # findings of `deploy.advice`
@@ -68,10 +68,10 @@ def _led(found: Mapping[str, Sequence[Finding]]) -> str:
   best = listed(f'`{one}`' for one in dict.fromkeys(finding.facts['best'] for finding in seen))
   hidden = [finding for finding in seen if _kind(finding)[0] == 'hidden']
   told = f'**Against a curious server {best} show{"" if " and " in best else "s"} least, by the task.** '
-  told += f'By the upper end of the interval, at most {100 * deploy.HIDDEN:.0f} % of the samples are shown on '
+  told += f'At most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, on '
   told += f'{len(hidden) or "none"} of the {len(seen)} tasks where undefended samples are recovered. '
   if {_kind(finding)[0] for finding in found.get('list', ())} == {'everyone'}:
-    told += 'Nothing here hides whose sample an upload is from. '
+    told += 'None of them hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
 
 
@@ -81,8 +81,9 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     return f'reconstructions fail even undefended (0 of {facts["n"]})'
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
-    return f'none hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}'
-  shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])})'
+    return f'none hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+  shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
+  shown += f'costs {facts["cost"]}'
   return {'hidden': f'**deploy** {shown}', 'undecided': f'{shown}; more uploads would decide'}.get(
     kind, f'none hides them; least {shown}'
   )
@@ -90,7 +91,9 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
 
 def _title(of: Sequence[Mapping[str, Any]]) -> str:
   """Returns what people call a task; how its model takes pixels is said on the leaderboard."""
-  return f'{of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]}'
+  title = f'{of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]}'
+  version = f'AutoLeak-{number_of(of[0])}'
+  return title if version == ensemble.VERSION else f'{title} ({version}, {of[0]["honest"]["n"]} uploads)'
 
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -101,7 +104,9 @@ def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, 
     newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
   kept = [entry for name, entry in entries.items() if number_of(entry) == newest[task[name]]]
   grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept)
-  return sorted(grouped.values(), key=lambda of: (of[0]['task']['dataset'], of[0]['task']['model']))
+  return sorted(
+    grouped.values(), key=lambda of: (-number_of(of[0]), of[0]['task']['dataset'], of[0]['task']['model'])
+  )
 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from gradleak.audit.verdict import RECOVERED
 from gradleak.core import statistics
+from gradleak.report.formatting import minus, number
 from gradleak.report.words import Finding, found
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
@@ -25,11 +26,15 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   defended = [entry for entry in entries if entry['text'] != 'none']
   cheap = [entry for entry in defended if affordable(entry)]
   told = [one for side in ('honest', 'malicious') for one in _side(side, undefended, [e for e in cheap if e[side]])]
-  told += _likelihood(undefended, cheap)
+  named = _likelihood(undefended, cheap)
+  told += named
   unknown = [entry['defense'] for entry in defended if entry['cost'] is None]
-  costly = [entry['defense'] for entry in defended if entry['cost'] is not None and not affordable(entry)]
+  dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
+  costly = [entry['defense'] for entry in dear]
   told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
-  return told + ([found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else [])
+  told += [found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else []
+  hiding = [one for one in _likelihood(undefended, dear) if one.name == 'deploy.listed']
+  return told + [found('deploy.dear', **one.facts) for one in hiding if [one.name for one in named] == ['deploy.everyone']]
 
 
 def affordable(entry: Mapping[str, Any]) -> bool:
@@ -68,7 +73,7 @@ def _side(side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Ma
   level = _level(best, side)
   high = level['range']['success_high']
   name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
-  return [found(f'deploy.{name}_{side}', best=best['defense'], most=high, **level)]
+  return [found(f'deploy.{name}_{side}', best=best['defense'], most=high, cost=_price(best), **level)]
 
 
 def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -79,9 +84,16 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
     return []
   best = min(known, key=lambda entry: (_named(entry['likelihood'])[1], entry['cost']['points']))
   seen = best['likelihood']
-  facts = {'best': best['defense'], **{key: seen[key] for key in ('identified', 'n', 'candidates')}}
+  facts = {'best': best['defense'], 'cost': _price(best), **{key: seen[key] for key in ('identified', 'n', 'candidates')}}
   everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)
   return [found('deploy.everyone' if everyone else 'deploy.listed', **facts)]
+
+
+def _price(entry: Mapping[str, Any]) -> str:
+  """Returns the accuracy that a defense costs, with its interval where it is known."""
+  cost = entry['cost']
+  ends = ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
+  return f'{minus(number(cost["points"]))} points' + (f' ({ends})' if ends else '')
 
 
 def _named(seen: Mapping[str, Any]) -> tuple[float, float]:
