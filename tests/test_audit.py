@@ -515,6 +515,7 @@ def test_the_text_behind_a_name_belongs_to_the_settings(linear, tmp_path):
     ({'defenses': []}, 'no defense is given'),
     ({'attacks': {}}, 'no attack is given'),
     ({'defenses': ['none', 'none']}, "the defense 'none' is listed twice"),
+    ({'defenses': ['soteria(rate=0.5)'], 'knowledge': 'both'}, "the model 'linear' does not offer 'features'"),
     ({'defenses': {'own': 0.5}}, 'the defense is 0.5, expected one of gradleak.defenses, or None'),
     (
       {'defenses': [optax.scale(0.5)]},

@@ -1,6 +1,5 @@
 """FFL against algorithm 1 of its paper in NumPy, and what a client and a server make of dropped layers."""
 
-import contextlib
 import dataclasses
 
 import jax
@@ -14,18 +13,10 @@ import gradleak as gl
 from gradleak import Client, defenses, models
 from gradleak.core import errors, trees
 from gradleak.federated import Upload, layer_average
+from tests.models.recovery import optimised
 
 KEY = jax.random.key(5)
 ROUNDS = 3
-
-
-@contextlib.contextmanager
-def optimised():
-  """Without its optimisations, XLA rounds a maximum and its argument apart: max-pooling's gradient becomes 0/0."""
-  before = jax.config.values['jax_disable_most_optimizations']
-  jax.config.update('jax_disable_most_optimizations', False)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 @pytest.fixture(scope='module', params=[pytest.param('lenet', marks=pytest.mark.slow), 'convnet(width=2)'])
