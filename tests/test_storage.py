@@ -45,15 +45,14 @@ def test_write_atomically(tmp_path, content):
 
 
 @pytest.mark.parametrize('failing', ['fsync', 'chmod', 'replace'])
-@pytest.mark.parametrize('error', [OSError('disk full'), KeyboardInterrupt()])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing, error):
+def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
   (tmp_path / 'file').write_text('old')
 
   def fail(*arguments):
-    raise error
+    raise KeyboardInterrupt
 
   monkeypatch.setattr(os, failing, fail)
-  with pytest.raises(type(error)):
+  with pytest.raises(KeyboardInterrupt):
     storage.write_atomically(tmp_path / 'file', 'new')
   assert os.listdir(tmp_path) == ['file']
   assert (tmp_path / 'file').read_text() == 'old'
@@ -190,7 +189,7 @@ def test_what_may_be_added_is_not_named_where_something_else_differs(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'speed.json'])
-@pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null'])
+@pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null', b'{"a":' * 10**5])
 def test_damaged_settings_are_a_usage_error(tmp_path, name, content):
   open_workdir(tmp_path / 'new')
   (tmp_path / 'new' / name).write_bytes(content)

@@ -197,9 +197,6 @@ def test_a_users_own_factory_is_one_of_defenses(context):
       "unknown sparsifies 'zero'; did you mean 'zeros'",
     ),
     (lambda: defenses.defense(place='step', noice=None), "unknown trait of a defense: 'noice'; did you mean 'noise'"),
-    (lambda: defenses.as_defense('prune(rate=0.5)'), r"gradleak.parse\('prune\(rate=0.5\)'\) makes it"),
-    (lambda: defenses.as_defense(optax.scale(2.0)), r'wrap it by gradleak.defenses.wrap\(transformation, place='),
-    (lambda: defenses.as_defense(0.5), 'the defense is 0.5, expected one of gradleak.defenses, or None'),
   ],
 )
 def test_what_is_no_defense_is_named(make, message):

@@ -12,7 +12,6 @@ import scipy.stats
 import gradleak as gl
 from gradleak import Client, defenses, models
 from gradleak.core import errors, trees
-from gradleak.federated import Upload, layer_average
 from tests.models.recovery import optimised
 
 KEY = jax.random.key(5)
@@ -300,23 +299,3 @@ def test_by_name_it_is_made_for_the_client(network, share):
     change = jax.tree.map(np.negative, change)
   expected, _ = algorithm_1(grouped(layers), gradients[1], change, -(-len(layers) * 4 // 10))
   assert {path for path in flat_paths(state.mask) if trees.get(state.mask, path)} == expected
-
-
-def test_a_round_averages_each_layer_over_those_who_sent_it(network):
-  client, _, gradients, images, _ = network
-  layers = client.model.layers(images.shape[1:])
-  defense = defenses.fragmentation_random(layers, ratio=0.3)
-
-  def upload(key):
-    update, state = defense.update(gradients[0], defense.init(gradients[0]), key=key)
-    return Upload(update, state.mask, jnp.int32(2))
-
-  uploads = jax.jit(jax.vmap(upload))(jax.random.split(KEY, 2))
-  mean = layer_average(uploads)
-  # The two hold the same samples: what anybody sends arrives whole, what nobody sends is zero.
-  arrived = []
-  for path in flat_paths(gradients[0]):
-    arrived.append(bool(trees.get(uploads.mask, path).any()))
-    whole = np.asarray(trees.get(gradients[0], path))
-    np.testing.assert_allclose(trees.get(mean, path), whole * arrived[-1], rtol=1e-6)
-  assert any(arrived) and (len(layers) < 5 or not all(arrived))

@@ -48,6 +48,7 @@ def header(entries, data=b''):
 SHARED = view('FloatStorage', 10, '0', 0, (10,), (1,))
 FILES = {
   'a call of the system': zipped(called('posix', 'system', word('true')), {}),
+  'a call of the system as it was written before': legacy(called('posix', 'system', word('true')), {}, {}),
   'a call through a dotted name': zipped(called('torch._utils', '_rebuild_tensor.__globals__', word('a')), {}),
   'a call by instance': zipped(b'(cos\nsystem\n' + word('true') + b'o', {}),
   'an extension code': zipped(b'\x82\x01', {}),

@@ -370,15 +370,6 @@ def operations(function, *arguments):
   return [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns]
 
 
-def test_from_flax_has_no_dropout_without_a_key(own):
-  model, variables, images = own
-  apply = jax.jit(lambda key: model.apply(variables, images, True, key)[0])
-  without = apply(None)
-  rateless, _ = models.from_flax(Own(rate=0.0)).apply(variables, images, True, None)
-  np.testing.assert_allclose(without, rateless, atol=1e-4)
-  assert np.abs(apply(jax.random.key(0)) - without).max() > 0.01
-
-
 def test_from_flax_finds_nested_layers_in_forward_order(own):
   model, variables, _ = own
   layers = model.layers((8, 8, 1))

@@ -458,14 +458,6 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
       prepared(fishing_for(**settings), sent, 8)
 
 
-def test_the_target_is_a_class_and_the_inner_attack_has_ranges(network):
-  for fishing_for in (class_fishing, feature_fishing):
-    with pytest.raises(errors.UsageError, match='steps is 0'):
-      fishing_for(steps=0)(None)
-    with pytest.raises(errors.UsageError, match='target is 10'):
-      fishing_for(target=10)(Client(network[0], 10))
-
-
 def test_public_images_that_are_alike_are_a_usage_error(classifier):
   with pytest.raises(errors.UsageError, match='the same features'):
     fish(
