@@ -293,7 +293,7 @@ def test_the_first_block_is_that_of_the_network(spec):
   seen = jnp.asarray(IDS != 10)[:, jnp.newaxis, :] & (
     jnp.tril(jnp.ones((5, 5), bool))[jnp.newaxis] | (not block.causal)
   )
-  attended = models.transformers.attention(*block.tokens(variables, x), block.heads, seen)
+  attended = models.layers.attention(*block.tokens(variables, x), block.heads, seen)
   mixed = block.mixed(variables, x if block.normalised_sum else plain, attended)
   following = block.following(variables, x if block.normalised_sum else plain, attended)
   squares = jax.jit(jax.grad(lambda params: jnp.sum(model.apply({'params': params}, ids)[0] ** 2)))
