@@ -40,3 +40,14 @@ def noise_like(update):
   """Returns noise of the same norm per tensor."""
   drawn = trees.draws(jax.random.normal, jax.random.key(5), update)
   return jax.tree.map(lambda x, leaf: x * (trees.norm(leaf) / trees.norm(x)), drawn, update)
+
+
+def mean_loss(layers, inputs, labels):
+  """Returns the mean cross-entropy of a dense network, [(kernel, bias)], with ReLU between its layers."""
+  for kernel, bias in layers[:-1]:
+    inputs = jax.nn.relu(inputs @ kernel + bias.reshape(1, -1))
+  logits = inputs @ layers[-1][0] + layers[-1][1].reshape(1, -1)
+  return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.reshape(-1, 1), axis=1))
+
+
+gradient_of_mean = jax.jit(jax.grad(mean_loss))

@@ -496,6 +496,7 @@ def test_the_text_behind_a_name_belongs_to_the_settings(linear, tmp_path):
     ({'attacks': {}}, 'no attack is given'),
     ({'defenses': ['none', 'none']}, "the defense 'none' is listed twice"),
     ({'defenses': ['soteria(rate=0.5)'], 'knowledge': 'both'}, "the model 'linear' does not offer 'features'"),
+    ({'defenses': {'none': gl.defenses.clip(norm=1)}}, "'none' is the label of no defense"),
     ({'defenses': {'none': gl.defenses.clip(norm=1), 'bare': None}}, "'none' is the label of no defense"),
     ({'attacks': [lambda client: None]}, "the attack '<lambda>' returns None, expected a gradleak.attacks.Attack"),
     ({'momentum': 0.9}, "unknown setting of gradleak.audit: 'momentum'"),

@@ -1,5 +1,6 @@
 """Files that are whole or as they were, folders with an identity, checkpoints."""
 
+import io
 import json
 import math
 import os
@@ -258,7 +259,18 @@ def test_parts(tmp_path):
   assert store.load_part('01-dlg') is None
 
 
-@pytest.mark.parametrize('damage', [lambda whole: whole[:-40], lambda whole: b'', lambda whole: b'no archive'])
+def without_rows(whole):
+  """Returns a part that lost its rows, with the digest of those that it had."""
+  with np.load(io.BytesIO(whole)) as archive:
+    arrays = {**archive, 'rows': '[]'}
+  edited = io.BytesIO()
+  np.savez(edited, **arrays)
+  return edited.getvalue()
+
+
+@pytest.mark.parametrize(
+  'damage', [lambda whole: whole[:-40], lambda whole: b'', lambda whole: b'no archive', without_rows]
+)
 def test_a_damaged_part_is_a_usage_error(tmp_path, damage):
   store = open_workdir(tmp_path / 'new')
   store.save_part('00-csdlg', [{'psnr': 1.0}], {'images': np.ones((4, 4))})

@@ -77,6 +77,7 @@ FILES = {
   'two negative sizes': zipped(tensor(shape=(-2, -2), stride=(1, 1)), DATA),
   'a negative stride': zipped(tensor(stride=(-1,)), DATA),
   'a stride beyond': zipped(tensor(stride=(2,)), DATA),
+  'more values than its storage has': zipped(tensor(shape=(20,), stride=(0,)), DATA),
   'a stride of zero': zipped(tensor(shape=(2**30, 2**30), stride=(0, 0)), DATA),
   'fewer strides than sizes': zipped(tensor(shape=(2, 5), stride=(1,)), DATA),
   'many dimensions': zipped(tensor(shape=(1,) * 60, stride=(1,) * 60), DATA),
