@@ -105,7 +105,7 @@ def operation(*names: str) -> Callable[[Operation], Operation]:
 
 
 def of_arrays(*names: str) -> Callable[[Callable[..., jax.Array]], Operation]:
-  """Adds a function, as `operation` does, of its arguments alone."""
+  """Adds a function that takes no `Run`, as `operation` does."""
   return lambda function: operation(*names)(lambda run, *arguments: function(*arguments))
 
 
