@@ -61,10 +61,7 @@ def test_next_to_no_noise_is_no_protection():
   ('defense', 'said'),
   [
     ('gaussian(stddev=1)', privacy._MISSING['L2']),
-    (
-      'clip(norm=1)+laplace(scale=1)',
-      'no ε: Laplace noise needs a bound on the L1 norm, and `clip` bounds the L2 norm',
-    ),
+    ('clip(norm=1)+laplace(scale=1)', privacy._MISSING['L1']),
     ('prune(rate=0.9)', None),
     (gl.defenses.wrap(optax.identity(), 'upload', label='dpsgd(norm=1,noise=2)'), None),
   ],
