@@ -99,30 +99,6 @@ def test_a_program_ends_on_one_line_and_the_next_one_goes_on(workdir, monkeypatc
     assert (workdir / file).read_bytes() == before[file]
 
 
-@pytest.mark.parametrize(
-  ('name', 'content'),
-  [
-    ('config.json', b'[]'),
-    ('config.json', b'\xff'),
-    ('config.json', b'{"a":' * 100_000),
-    ('speed.json', b'no JSON'),
-  ],
-)
-def test_a_damaged_file_of_a_work_directory_is_named(tmp_path, name, content):
-  storage.Workdir(tmp_path / 'work', {'a': 1}, {})
-  (tmp_path / 'work' / name).write_bytes(content)
-  with pytest.raises(errors.UsageError, match=f'{name} is damaged'):
-    storage.Workdir(tmp_path / 'work', {'a': 1}, {})
-
-
-def test_files_of_others_are_left_alone(tmp_path):
-  (tmp_path / 'work').mkdir()
-  (tmp_path / 'work' / 'diary.txt').write_text('mine')
-  with pytest.raises(errors.UsageError, match='holds other files'):
-    storage.Workdir(tmp_path / 'work', {}, {})
-  assert [path.name for path in (tmp_path / 'work').iterdir()] == ['diary.txt']
-
-
 # ---- checkpoints, trainings and sweeps
 
 

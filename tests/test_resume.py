@@ -126,58 +126,6 @@ def test_resumed_with_another_group_size_keeps_the_first(linear, uninterrupted, 
   same(tmp_path / 'new', audit(linear, tmp_path / 'new', group_size=2), uninterrupted)
 
 
-def test_what_kills_leave_behind_does_not_disturb(linear, uninterrupted, tmp_path):
-  interrupt(linear, tmp_path / 'new', 3)
-  checkpoints = tmp_path / 'new' / 'checkpoints'
-  (whole,) = checkpoints.iterdir()
-  part, step = whole.name.rsplit('-', 1)
-  assert part.startswith('csdlg-') and step == '00000002'
-  for name in (f'{part}-00000003.orbax-checkpoint-tmp', f'{part}-00000004', 'csdlg-0123abcd-00000005'):
-    (checkpoints / name).mkdir()
-  for name in ('.rows.jsonl.a1.tmp', '.config.json.b2.tmp', f'parts/.{part}.npz.c3.tmp'):
-    (tmp_path / 'new' / name).write_text('half')
-  watch = Watch()
-  same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
-  assert watch.seen[0] == 3
-
-
-def test_stopped_while_a_checkpoint_is_written(linear, uninterrupted, tmp_path, monkeypatch):
-  from orbax.checkpoint import v1 as ocp
-
-  save = ocp.save
-
-  def stop(path, *arguments, **settings):
-    if path.name.endswith('04'):
-      (path.parent / f'{path.name}.orbax-checkpoint-tmp').mkdir()
-      raise Stop
-    save(path, *arguments, **settings)
-
-  with monkeypatch.context() as patch, pytest.raises(Stop):
-    patch.setattr(ocp, 'save', stop)
-    audit(linear, tmp_path / 'new')
-  watch = Watch()
-  same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
-  assert watch.seen[0] == 4
-
-
-@pytest.mark.parametrize('name', ['rows.jsonl', 'reconstructions.npz'])
-def test_stopped_between_the_attack_and_its_tables(linear, uninterrupted, tmp_path, monkeypatch, name):
-  write = storage.write_atomically
-
-  def stop(path, content):
-    if path.name == name:
-      raise Stop
-    write(path, content)
-
-  with monkeypatch.context() as patch, pytest.raises(Stop):
-    patch.setattr(sys.modules['gradleak.audit.run'], 'write_atomically', stop)
-    audit(linear, tmp_path / 'new')
-  watch = Watch()
-  result = audit(linear, tmp_path / 'new', progress=watch)
-  assert watch.seen == [] and result.resumed
-  same(tmp_path / 'new', result, uninterrupted)
-
-
 @pytest.mark.slow
 def test_an_attack_that_is_complete_is_not_run_again(linear, uninterrupted, tmp_path):
   attacks = [ATTACK, f'csdlg(tv=0,steps={STEPS},gradient=plain)']

@@ -21,6 +21,7 @@ from gradleak.engine import groups
 from gradleak.report.page import render
 from gradleak.studies.sweep import sweep
 from gradleak.summary import cases, worst
+from tests.attackers import divide
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -191,52 +192,7 @@ def test_the_first_answer_stands():
   assert sequential.stops(rows_of(none=[True, False] * 4), config) == []  # more have to run
 
 
-def simulated(p, runs=200, most=96):
-  """Returns the share of wrong answers of audits whose trials are recovered with a probability of p."""
-  rng, config = np.random.default_rng(5), {'decide': 0.5, 'level': 'exact', 'error_rate': RATE, 'trials': most}
-  drawn = rng.random((runs, most)) < p
-  wrong = []
-  for reached in drawn:
-    ran = 0
-    while (needed := len(sequential.further(rows_of(a=reached[:ran]), Question.of(config), ['a'], ())['a'])) > ran:
-      ran = needed
-    (stop,) = sequential.stops(rows_of(a=reached[:ran]), config)
-    wrong.append(stop.answer == 'above' or (p == 0.5 and stop.answer == 'below'))
-  return np.mean(wrong)
-
-
-@pytest.mark.parametrize('p', [0.5, 0.47])
-def test_simulated_audits_are_wrong_as_rarely_as_they_say(p):
-  assert simulated(p) <= RATE
-
-
-def test_simulated_audits_by_intervals_of_a_fixed_number_are_wrong_more_often():
-  with mock.patch.object(anytime, 'proportion_interval', statistics.proportion_interval):
-    assert simulated(0.5) > 2 * RATE
-
-
 # ---- audits
-
-
-def divided(client):
-  """An attack on a linear layer: the column of the true class, whose bias alone has a negative gradient."""
-  del client
-
-  def reconstruct(state, observation):
-    update = observation.update
-    column = jnp.argmin(update['bias'])
-    image = (update['kernel'][:, column] / update['bias'][column]).reshape(observation.batch_shape)
-    zero, labels = jnp.zeros((), jnp.float32), jnp.zeros(observation.batch_shape[:1], jnp.int32)
-    return gl.attacks.Reconstruction(image, labels, zero, zero, zero, jnp.full((), -1, jnp.int32))
-
-  return gl.attacks.Attack(
-    init=lambda key, observation: jax.random.key_data(key),
-    step=lambda state, observation: (state, {'objective': jnp.zeros((), jnp.float32)}),
-    reconstruct=reconstruct,
-    objective=lambda observation, images, labels: jnp.zeros((), jnp.float32),
-    num_steps=0,
-    labels='known',
-  )
 
 
 def hide_small_digits(updates, params):
@@ -258,7 +214,7 @@ def scenario(linear):
   return gl.scenario(linear.client.model, data.samples, data.targets, key=jax.random.key(0), dataset='digits')
 
 
-def audit(scenario, defenses=DEFENSES, attacks=divided, trials=MOST, **settings):
+def audit(scenario, defenses=DEFENSES, attacks=divide, trials=MOST, **settings):
   given = {'controls': 8, 'group_size': 4, 'progress': 'none', 'knowledge': 'non-adaptive', **settings}
   return gl.audit(jax.random.key(7), scenario, defenses, attacks, trials, **given)
 
@@ -346,28 +302,24 @@ def test_a_run_that_was_stopped_between_looks_goes_on(scenario, stopped, tmp_pat
 
 def nothing(client):
   """An attack that never finds anything."""
-  found = divided(client)
-
-  def reconstruct(state, observation):
-    return found.reconstruct(state, observation)._replace(samples=jnp.zeros(observation.batch_shape))
-
-  return found._replace(reconstruct=reconstruct)
+  del client
+  return gl.attacks.closed_form(lambda observation: (jnp.zeros(observation.batch_shape), None))
 
 
 def test_what_is_added_later_changes_answers_as_if_it_had_been_there(scenario, tmp_path):
   few = {'none': None, 'some': DEFENSES['some']}
   audit(scenario, few, {'blind': nothing}, decide=0.5, workdir=tmp_path / 'work')
   assert {stop.trials for stop in gl.load(tmp_path / 'work').stops} == {8}
-  first = audit(scenario, DEFENSES, {'blind': nothing, 'sees': divided}, decide=0.5, workdir=tmp_path / 'work')
+  first = audit(scenario, DEFENSES, {'blind': nothing, 'sees': divide}, decide=0.5, workdir=tmp_path / 'work')
   assert [stop.trials for stop in first.stops] == [MOST, MOST, 8]
-  apart = audit(scenario, DEFENSES, {'blind': nothing, 'sees': divided}, decide=0.5)
+  apart = audit(scenario, DEFENSES, {'blind': nothing, 'sees': divide}, decide=0.5)
   assert first.rows == apart.rows
 
 
 def test_trials_that_an_earlier_run_needed_are_left_out_where_they_are_no_longer(scenario, tmp_path):
   labels = {'a': DEFENSES['some']}  # the first attack recovers some uploads, so that all trials run
-  audit(scenario, labels, {'sees': divided}, decide=0.5, workdir=tmp_path / 'work')
-  both = audit(scenario, labels, {'sees': divided, 'all': peeking(scenario)}, decide=0.5, workdir=tmp_path / 'work')
+  audit(scenario, labels, {'sees': divide}, decide=0.5, workdir=tmp_path / 'work')
+  both = audit(scenario, labels, {'sees': divide, 'all': peeking(scenario)}, decide=0.5, workdir=tmp_path / 'work')
   assert [(stop.answer, stop.trials) for stop in both.stops] == [('above', 8)]
   assert {row['trial'] for row in both.rows} == set(range(8))
 
@@ -376,19 +328,13 @@ def peeking(scenario):
   """Returns an attack that knows the images by their labels' uploads: it returns the nearest private image."""
   images = jnp.asarray(scenario.samples)
 
-  def attack(client):
-    found = divided(client)
+  def read(observation):
+    bias = observation.update['bias']
+    logits = jax.vmap(lambda x: x.reshape(-1) @ observation.variables['params']['kernel'])(images)
+    own = jax.nn.one_hot(jnp.argmin(bias), 10)[None]
+    return images[jnp.argmin(jnp.abs(jax.nn.softmax(logits) - own - bias[None]).sum(1))][None], None
 
-    def reconstruct(state, observation):
-      label = jnp.argmin(observation.update['bias'])
-      logits = jax.vmap(lambda x: x.reshape(-1) @ observation.variables['params']['kernel'])(images)
-      bias = observation.update['bias']
-      nearest = jnp.argmin(jnp.abs(jax.nn.softmax(logits) - jax.nn.one_hot(label, 10)[None] - bias[None]).sum(1))
-      return found.reconstruct(state, observation)._replace(samples=images[nearest][None])
-
-    return found._replace(reconstruct=reconstruct)
-
-  return attack
+  return lambda client: gl.attacks.closed_form(read)
 
 
 @pytest.mark.parametrize(
@@ -419,14 +365,14 @@ def test_processes_that_share_the_trials_are_refused(scenario, tmp_path):
   audits = {'a': (jax.random.key(7), scenario)}
   given = {'progress': 'none', 'say': lambda _: None, 'controls': 8, 'knowledge': 'non-adaptive'}
   with pytest.raises(gl.UsageError, match='do not see each other'):
-    sweep(audits, DEFENSES, divided, MOST, workdir=tmp_path / 'sweep', process=(0, 2), decide=0.5, **given)
+    sweep(audits, DEFENSES, divide, MOST, workdir=tmp_path / 'sweep', process=(0, 2), decide=0.5, **given)
 
 
 def test_a_sweep_stops_each_of_its_audits(scenario, stopped, tmp_path):
   given = {'progress': 'none', 'controls': 8, 'knowledge': 'non-adaptive', 'group_size': 4}
   said = []
   rows = sweep(
-    {'a': (jax.random.key(7), scenario)}, DEFENSES, divided, MOST, workdir=tmp_path / 'sweep', decide=0.5,
+    {'a': (jax.random.key(7), scenario)}, DEFENSES, divide, MOST, workdir=tmp_path / 'sweep', decide=0.5,
     say=said.append, **given,
   )  # fmt: skip
   assert rows == [{'audit': 'a', **row} for row in stopped.rows]

@@ -1,5 +1,6 @@
 """Files that are whole or as they were, folders with an identity, checkpoints."""
 
+import io
 import json
 import math
 import os
@@ -45,15 +46,14 @@ def test_write_atomically(tmp_path, content):
 
 
 @pytest.mark.parametrize('failing', ['fsync', 'chmod', 'replace'])
-@pytest.mark.parametrize('error', [OSError('disk full'), KeyboardInterrupt()])
-def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing, error):
+def test_an_interruption_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
   (tmp_path / 'file').write_text('old')
 
   def fail(*arguments):
-    raise error
+    raise KeyboardInterrupt
 
   monkeypatch.setattr(os, failing, fail)
-  with pytest.raises(type(error)):
+  with pytest.raises(KeyboardInterrupt):
     storage.write_atomically(tmp_path / 'file', 'new')
   assert os.listdir(tmp_path) == ['file']
   assert (tmp_path / 'file').read_text() == 'old'
@@ -190,7 +190,7 @@ def test_what_may_be_added_is_not_named_where_something_else_differs(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['config.json', 'speed.json'])
-@pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null'])
+@pytest.mark.parametrize('content', [b'', b'{"dataset": "dig', b'\xff\xfe\x00', b'[]', b'null', b'{"a":' * 10**5])
 def test_damaged_settings_are_a_usage_error(tmp_path, name, content):
   open_workdir(tmp_path / 'new')
   (tmp_path / 'new' / name).write_bytes(content)
@@ -259,7 +259,18 @@ def test_parts(tmp_path):
   assert store.load_part('01-dlg') is None
 
 
-@pytest.mark.parametrize('damage', [lambda whole: whole[:-40], lambda whole: b'', lambda whole: b'no archive'])
+def without_rows(whole):
+  """Returns a part that lost its rows, with the digest of those that it had."""
+  with np.load(io.BytesIO(whole)) as archive:
+    arrays = {**archive, 'rows': '[]'}
+  edited = io.BytesIO()
+  np.savez(edited, **arrays)
+  return edited.getvalue()
+
+
+@pytest.mark.parametrize(
+  'damage', [lambda whole: whole[:-40], lambda whole: b'', lambda whole: b'no archive', without_rows]
+)
 def test_a_damaged_part_is_a_usage_error(tmp_path, damage):
   store = open_workdir(tmp_path / 'new')
   store.save_part('00-csdlg', [{'psnr': 1.0}], {'images': np.ones((4, 4))})

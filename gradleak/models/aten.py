@@ -104,6 +104,11 @@ def operation(*names: str) -> Callable[[Operation], Operation]:
   return add
 
 
+def of_arrays(*names: str) -> Callable[[Callable[..., jax.Array]], Operation]:
+  """Adds a function that takes no `Run`, as `operation` does."""
+  return lambda function: operation(*names)(lambda run, *arguments: function(*arguments))
+
+
 def on_maps(*names: str) -> Callable[[Operation], Operation]:
   """Adds a function to `OPERATIONS` that takes a `Last` as it is."""
 
@@ -404,24 +409,17 @@ def _sum(run: Run, x: Any, dims: Any = None, keepdim: bool = False, *, dtype: An
   return _reduced(run, x, dims, keepdim, jnp.sum)
 
 
-@on_maps('amax')
-def _amax(run: Run, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
-  return _reduced(run, x, dims, keepdim, jnp.max)
+def _reduction(function: Callable[..., jax.Array], dtype: str | None = None) -> Operation:
+  def run(run: Run, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
+    return _reduced(run, _to_copy(run, x, dtype=dtype), dims, keepdim, function)
+
+  return run
 
 
-@on_maps('amin')
-def _amin(run: Run, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
-  return _reduced(run, x, dims, keepdim, jnp.min)
-
-
-@on_maps('any')
-def _any(run: Run, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
-  return _reduced(run, _to_copy(run, x, dtype='bool'), dims, keepdim, jnp.any)
-
-
-@on_maps('all')
-def _all(run: Run, x: Any, dims: Any = None, keepdim: bool = False) -> Any:
-  return _reduced(run, _to_copy(run, x, dtype='bool'), dims, keepdim, jnp.all)
+OPERATIONS['amax'] = OPERATIONS['max.default'] = _reduction(jnp.max)
+OPERATIONS['amin'] = OPERATIONS['min.default'] = _reduction(jnp.min)
+OPERATIONS['any'] = _reduction(jnp.any, 'bool')
+OPERATIONS['all'] = _reduction(jnp.all, 'bool')
 
 
 def _variance(x: jax.Array, over: tuple[int, ...], keepdims: bool, correction: float | None) -> jax.Array:
@@ -474,31 +472,22 @@ def _prod(run: Run, x: Any, dims: Any = None, keepdim: bool = False, *, dtype: A
   return jnp.prod(x, axes(dims, x.ndim), keepdims=keepdim)
 
 
-@operation('argmax')
-def _argmax(run: Run, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-  return jnp.argmax(x, dim, keepdims=keepdim).astype(np.int32)
+def _extremum(kind: str, find: Callable[..., jax.Array]) -> None:
+  """Adds the place of an extremum, and the extremum along an axis, which alone has a derivative, with its place."""
+
+  @operation(f'arg{kind}')
+  def place(run: Run, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    return find(x, dim, keepdims=keepdim).astype(np.int32)
+
+  @operation(f'{kind}.dim')
+  def value_and_place(run: Run, x: Any, dim: int, keepdim: bool = False) -> Any:
+    at = place(run, x, dim, keepdim=True)
+    value = jnp.take_along_axis(x, at, dim)
+    return (value, at) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(at, dim))
 
 
-@operation('argmin')
-def _argmin(run: Run, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-  return jnp.argmin(x, dim, keepdims=keepdim).astype(np.int32)
-
-
-def _extremum(find: Callable[..., jax.Array], x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-  """Returns the extremum along an axis, which alone has a derivative, and its place."""
-  place = find(x, dim, keepdims=True).astype(np.int32)
-  value = jnp.take_along_axis(x, place, dim)
-  return (value, place) if keepdim else (jnp.squeeze(value, dim), jnp.squeeze(place, dim))
-
-
-@operation('max.dim')
-def _max_dim(run: Run, x: Any, dim: int, keepdim: bool = False) -> Any:
-  return _extremum(jnp.argmax, x, axis(dim, x.ndim), keepdim)
-
-
-@operation('min.dim')
-def _min_dim(run: Run, x: Any, dim: int, keepdim: bool = False) -> Any:
-  return _extremum(jnp.argmin, x, axis(dim, x.ndim), keepdim)
+_extremum('max', jnp.argmax)
+_extremum('min', jnp.argmin)
 
 
 @operation('sort')
@@ -513,18 +502,8 @@ def _topk(run: Run, x: Any, count: int, dim: int = -1, largest: bool = True, ord
   return tuple(one[place] for one in _sort(run, x, dim, largest))
 
 
-OPERATIONS['max.default'] = OPERATIONS['amax']
-OPERATIONS['min.default'] = OPERATIONS['amin']
-
-
-@operation('_softmax', 'softmax')
-def _softmax(run: Run, x: Any, dim: int, *others: Any) -> Any:
-  return jax.nn.softmax(x, axis(dim, x.ndim))
-
-
-@operation('_log_softmax', 'log_softmax')
-def _log_softmax(run: Run, x: Any, dim: int, *others: Any) -> Any:
-  return jax.nn.log_softmax(x, axis(dim, x.ndim))
+of_arrays('_softmax', 'softmax')(lambda x, dim, *others: jax.nn.softmax(x, dim))
+of_arrays('_log_softmax', 'log_softmax')(lambda x, dim, *others: jax.nn.log_softmax(x, dim))
 
 
 # Shapes --------------------------------------------------------------------------------------------------------------
@@ -539,19 +518,14 @@ def _view(run: Run, x: Any, shape: Sequence[int]) -> Any:
   return plain(x).reshape(tuple(shape))
 
 
-@operation('permute', 'permute_copy')
-def _permute(run: Run, x: Any, dims: Sequence[int]) -> Any:
-  return jnp.transpose(x, axes(dims, x.ndim))
-
-
-@operation('transpose', 'transpose_copy')
-def _transpose(run: Run, x: Any, first: int, second: int) -> Any:
-  return jnp.swapaxes(x, first, second)
-
-
-@operation('t')
-def _t(run: Run, x: Any) -> Any:
-  return x.T
+of_arrays('permute', 'permute_copy')(lambda x, dims: jnp.transpose(x, axes(dims, x.ndim)))
+of_arrays('transpose', 'transpose_copy')(jnp.swapaxes)
+of_arrays('t')(jnp.transpose)
+of_arrays('unsqueeze', 'unsqueeze_copy')(jnp.expand_dims)
+of_arrays('flip')(lambda x, dims: jnp.flip(x, axes(dims, x.ndim)))
+of_arrays('repeat')(jnp.tile)
+of_arrays('tril')(jnp.tril)
+of_arrays('triu')(jnp.triu)
 
 
 @operation('expand', 'expand_copy')
@@ -559,11 +533,6 @@ def _expand(run: Run, x: Any, shape: Sequence[int], *, implicit: bool = False) -
   whole = (1,) * (len(shape) - x.ndim) + x.shape
   shape = [old if new == -1 else new for old, new in zip(whole, shape, strict=True)]
   return jnp.broadcast_to(x.reshape(whole), shape)
-
-
-@operation('unsqueeze', 'unsqueeze_copy')
-def _unsqueeze(run: Run, x: Any, dim: int) -> Any:
-  return jnp.expand_dims(x, dim)
 
 
 @operation('squeeze', 'squeeze_copy')
@@ -645,19 +614,9 @@ def _copy(run: Run, x: Any, new: Any, *others: Any) -> Any:
   return jnp.broadcast_to(new.reshape((1,) * (x.ndim - new.ndim) + new.shape), x.shape).astype(x.dtype)
 
 
-@operation('flip')
-def _flip(run: Run, x: Any, dims: Sequence[int]) -> Any:
-  return jnp.flip(x, axes(dims, x.ndim))
-
-
 @operation('roll')
 def _roll(run: Run, x: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
   return jnp.roll(x, tuple(shifts), tuple(dims)) if dims else jnp.roll(x, shifts[0])
-
-
-@operation('repeat')
-def _repeat(run: Run, x: Any, repeats: Sequence[int]) -> Any:
-  return jnp.tile(x, tuple(repeats))
 
 
 def _padded(x: Any, pads: Sequence[int], **mode: Any) -> Any:
@@ -690,16 +649,6 @@ def _pixel_shuffle(run: Run, x: Any, factor: int) -> Any:
   count, channels, height, width = x.shape
   parts = plain(x).reshape(count, channels // factor**2, factor, factor, height, width)
   return parts.transpose(0, 1, 4, 2, 5, 3).reshape(count, channels // factor**2, height * factor, width * factor)
-
-
-@operation('tril')
-def _tril(run: Run, x: Any, diagonal: int = 0) -> Any:
-  return jnp.tril(x, diagonal)
-
-
-@operation('triu')
-def _triu(run: Run, x: Any, diagonal: int = 0) -> Any:
-  return jnp.triu(x, diagonal)
 
 
 # Places --------------------------------------------------------------------------------------------------------------
@@ -756,16 +705,16 @@ def _full(run: Run, shape: Sequence[int], value: Any, *, dtype: str | None = Non
   return jnp.full(tuple(shape), value, _kind(run, dtype, [value]))
 
 
-@on_maps('zeros', 'new_zeros', 'empty', 'empty_permuted', 'new_empty')
-def _zeros(run: Run, *arguments: Any, dtype: str | None = None, **options: Any) -> Any:
-  shape = next(one for one in arguments if isinstance(one, tuple | list))
-  return jnp.zeros(tuple(shape), _kind(run, dtype))
+def _filled(value: int) -> Operation:
+  def run(run: Run, *arguments: Any, dtype: str | None = None, **options: Any) -> Any:
+    shape = next(one for one in arguments if isinstance(one, tuple | list))
+    return jnp.full(tuple(shape), value, _kind(run, dtype))
+
+  return run
 
 
-@on_maps('ones', 'new_ones')
-def _ones(run: Run, *arguments: Any, dtype: str | None = None, **options: Any) -> Any:
-  shape = next(one for one in arguments if isinstance(one, tuple | list))
-  return jnp.ones(tuple(shape), _kind(run, dtype))
+on_maps('zeros', 'new_zeros', 'empty', 'empty_permuted', 'new_empty')(_filled(0))
+on_maps('ones', 'new_ones')(_filled(1))
 
 
 @on_maps('new_full')
@@ -774,8 +723,8 @@ def _new_full(run: Run, x: Any, shape: Sequence[int], value: Any, *, dtype: str 
 
 
 @on_maps('full_like')
-def _full_like(run: Run, x: Any, value: Any, *, dtype: str | None = None, **options: Any) -> Any:
-  return jnp.full(x.shape, value, run.cast(dtype) if dtype else x.dtype)
+def _full_like(run: Run, x: Any, value: Any, **options: Any) -> Any:
+  return _new_full(run, x, x.shape, value, **options)
 
 
 OPERATIONS['zeros_like'] = OPERATIONS['empty_like'] = lambda run, x, **options: _full_like(run, x, 0, **options)
@@ -800,9 +749,7 @@ def _linspace(run: Run, start: float, end: float, steps: int, *, dtype: str | No
 # Products ------------------------------------------------------------------------------------------------------------
 
 
-@operation('mm', 'bmm', 'matmul', 'mv', 'dot')
-def _mm(run: Run, a: Any, b: Any) -> Any:
-  return jnp.matmul(a, b)
+of_arrays('mm', 'bmm', 'matmul', 'mv', 'dot')(jnp.matmul)
 
 
 @operation('addmm', 'baddbmm')

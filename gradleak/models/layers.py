@@ -11,6 +11,8 @@ from flax import linen as nn
 from gradleak.core import errors
 from gradleak.models import convolution
 
+_FAR = -1e9  # a score that softmax turns into 0; finite, so that a row of them has a gradient
+
 Initialiser = Callable[..., jax.Array]  # (key, shape, dtype=float32) -> values
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -144,3 +146,25 @@ def overlapping_max_pool(images: jax.Array, size: int, stride: int, padding: int
 def flatten(images: jax.Array) -> jax.Array:
   """Returns [N, H·W·C]. PyTorch flattens C·H·W, so dense weights are a permutation of PyTorch's."""
   return images.reshape(images.shape[0], -1)
+
+
+def attention(
+  query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array | None = None
+) -> jax.Array:
+  """Returns softmax(q·kᵀ/√d)·v for each of `heads` parts of the last axis, each of size d.
+
+  The softmax is of at least float32.
+
+  Args:
+    query, key, value: [N, T, heads·d].
+    heads: number of parts.
+    seen: which keys a query takes, bool [N or 1, T of queries or 1, T of keys]; None for all.
+  """
+  query, key, value = (x.reshape(*x.shape[:2], heads, -1) for x in (query, key, value))
+  scores = jnp.einsum('nqhd,nkhd->nhqk', query * query.shape[-1] ** -0.5, key)
+  wide = scores.dtype if jnp.finfo(scores.dtype).bits >= 32 else jnp.float32
+  scores = scores.astype(wide)
+  if seen is not None:
+    scores = jnp.where(seen[:, jnp.newaxis], scores, jnp.asarray(_FAR, wide))
+  mixed = jnp.einsum('nhqk,nkhd->nqhd', jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
+  return mixed.reshape(*mixed.shape[:2], -1)

@@ -32,7 +32,6 @@ CITATIONS = {
 GPT_HEADS = ('last', 'mean', 'next')
 BERT_HEADS = ('first', 'mean', 'masked')
 MAX_LENGTH, MAX_TOKENS = 65_536, 1_048_576
-_FAR = -1e9  # a score that softmax turns into 0; finite, so that a row of them has a gradient
 
 Vocabulary = Annotated[int, Range(3, MAX_TOKENS)]
 Length = Annotated[int, Range(1, MAX_LENGTH)]
@@ -92,22 +91,6 @@ class Embedding(nn.Module):
     return jnp.any(x != jax.lax.stop_gradient(self.embedding[padding]).reshape(1, 1, -1), axis=-1)
 
 
-def attention(query: jax.Array, key: jax.Array, value: jax.Array, heads: int, seen: jax.Array) -> jax.Array:
-  """Returns softmax(q·kᵀ/√d)·v for each of `heads` parts of the last axis, each of size d.
-
-  Args:
-    query, key, value: [N, T, heads·d].
-    heads: number of parts.
-    seen: which keys a query takes, bool [N or 1, T of queries or 1, T of keys].
-  """
-  query, key, value = (x.reshape(*x.shape[:2], heads, -1) for x in (query, key, value))
-  scores = jnp.einsum('nqhd,nkhd->nhqk', query * query.shape[-1] ** -0.5, key)
-  wide = scores.dtype if jnp.finfo(scores.dtype).bits >= 32 else jnp.float32
-  scores = jnp.where(seen[:, jnp.newaxis], scores.astype(wide), jnp.asarray(_FAR, wide))
-  mixed = jnp.einsum('nhqk,nkhd->nqhd', jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)
-  return mixed.reshape(*mixed.shape[:2], -1)
-
-
 class Shape(NamedTuple):
   """What the modules of one network share."""
 
@@ -154,7 +137,7 @@ class GptAttention(nn.Module):
       parts = jnp.split(Dense(3 * width, initial, name='c_attn')(x), 3, axis=-1)
     else:
       parts = [Dense(width, initial, name=name)(x) for name in 'qkv']
-    return Dense(width, initial, name='c_proj')(attention(parts[0], parts[1], parts[2], self.shape.heads, seen))
+    return Dense(width, initial, name='c_proj')(layers.attention(parts[0], parts[1], parts[2], self.shape.heads, seen))
 
 
 class GptMlp(nn.Module):
@@ -238,7 +221,7 @@ class BertSelf(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
     parts = [Dense(self.shape.width, self.shape.initial, name=name)(x) for name in ('query', 'key', 'value')]
-    return attention(parts[0], parts[1], parts[2], self.shape.heads, seen)
+    return layers.attention(parts[0], parts[1], parts[2], self.shape.heads, seen)
 
 
 class BertAdded(nn.Module):

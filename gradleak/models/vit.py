@@ -30,19 +30,6 @@ def patches(images: jax.Array, size: int) -> jax.Array:
   return cut.reshape(count, -1, size * size * channels)
 
 
-def attention(query: jax.Array, key: jax.Array, value: jax.Array, heads: int) -> jax.Array:
-  """Returns softmax(q·kᵀ/√d)·v for each of `heads` parts of the last axis, each of size d; all [N, tokens, heads·d].
-
-  The softmax is of at least float32.
-  """
-  query, key, value = (x.reshape(*x.shape[:2], heads, -1) for x in (query, key, value))
-  scores = jnp.einsum('nqhd,nkhd->nhqk', query * query.shape[-1] ** -0.5, key)
-  wide = scores.dtype if jnp.finfo(scores.dtype).bits >= 32 else jnp.float32
-  shares = jax.nn.softmax(scores.astype(wide), axis=-1).astype(value.dtype)
-  mixed = jnp.einsum('nhqk,nkhd->nqhd', shares, value)
-  return mixed.reshape(*mixed.shape[:2], -1)
-
-
 class PatchEmbedding(nn.Module):
   """One dense layer on each patch: a convolution whose stride is its size."""
 
@@ -80,7 +67,7 @@ class Attention(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     query, key, value = (layers.Dense(x.shape[-1], self.initial, name=name)(x) for name in 'qkv')
-    return layers.Dense(x.shape[-1], self.initial, name='proj')(attention(query, key, value, self.heads))
+    return layers.Dense(x.shape[-1], self.initial, name='proj')(layers.attention(query, key, value, self.heads))
 
 
 class Mlp(nn.Module):

@@ -19,7 +19,7 @@ from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import Search, concealed_samples
-from gradleak.federated import layer_average
+from tests.attackers import divide
 from tests.objects import objects
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -180,17 +180,6 @@ def test_every_attack_can_use_an_average(context):
     'averaged',
     'averaged+combined',
   ]
-
-
-def test_averaging_counts_a_round_only_where_something_was_sent():
-  uploads = gl.Upload(
-    {'w': np.array([[1.0, 2.0], [3.0, 0.0]], np.float32), 'b': np.array([[5.0], [0.0]], np.float32)},
-    {'w': np.array([[True, True], [True, False]]), 'b': np.array([True, False])},
-    np.array([1, 1]),
-  )
-  mean = layer_average(uploads)
-  np.testing.assert_array_equal(mean['w'], [2.0, 2.0])
-  np.testing.assert_array_equal(mean['b'], [5.0])
 
 
 def test_what_is_zero_is_not_compared_and_the_clip_is_known(context, gradient):
@@ -422,18 +411,6 @@ def test_adaptive_alone_attacks_what_has_no_remedy_like_the_non_adaptive(linear)
   ]  # fmt: skip
   with pytest.raises(gl.UsageError, match="unknown knowledge 'awar'; did you mean 'adaptive'"):
     gl.audit(jax.random.key(7), linear, [None], [attacks.dlg()], 1, knowledge='awar')
-
-
-def divide(client):
-  """An attack of one's own on one dense layer: each column of the weight gradient is the input times the bias's."""
-  del client
-
-  def read(observation):
-    kernel, bias = observation.update['kernel'], observation.update['bias']
-    most = jnp.argmax(jnp.abs(bias))
-    return kernel[:, most] / bias[most], None
-
-  return attacks.closed_form(read)
 
 
 def audit(scenario, defense, *chosen, **settings):

@@ -20,17 +20,9 @@ def made(model, images, labels, **given):
 
 
 @pytest.fixture(scope='module')
-def digits():
-  from sklearn.datasets import load_digits
-
-  data = load_digits()
-  return (data.images[:200, :, :, None] / 16).astype(np.float32), data.target[:200].astype(np.int32)
-
-
-@pytest.fixture(scope='module')
 def convolutional(digits):
   images, labels = digits
-  return made('cnn(widths=16)', images[:4], labels[:4], public=(images[8:], labels[8:]))
+  return made('cnn(widths=16)', images[:4], labels[:4], public=(images[8:200], labels[8:200]))
 
 
 @pytest.fixture(scope='module', params=['non-adaptive', pytest.param('both', marks=pytest.mark.slow)])

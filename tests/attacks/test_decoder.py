@@ -17,10 +17,8 @@ SHAPE = (8, 8, 1)
 
 
 @pytest.fixture(scope='module')
-def digits():
-  from sklearn.datasets import load_digits
-
-  return (load_digits().images[:120, :, :, None] / 16).astype(np.float32)
+def digits(digits):
+  return digits[0][:120]
 
 
 @pytest.fixture(scope='module')

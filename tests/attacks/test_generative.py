@@ -18,6 +18,7 @@ from gradleak.attacks.matching import evolution
 from gradleak.attacks.matching.optimizers import first_order, into_l1_ball, within
 from gradleak.core import trees
 from gradleak.priors import gan, latent, trained
+from tests.attackers import noise_like, psnr, run
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 LATENT = 3
@@ -72,27 +73,12 @@ def observed(linear, loaded, *change):
   ), image  # fmt: skip
 
 
-def run(attack, key, observation):
-  @jax.jit
-  def whole(key):
-    state, info = jax.lax.scan(
-      lambda state, _: attack.step(state, observation), attack.init(key, observation), None, attack.num_steps
-    )
-    return attack.reconstruct(state, observation), info['objective'], state
-
-  return whole(key)
-
-
 def _equations(jaxpr):
   """Yields the equations of a jaxpr and of those within."""
   for one in jaxpr.eqns:
     yield one
     for inner in jax_core.jaxprs_in_params(one.params):
       yield from _equations(inner)
-
-
-def psnr(found, truth):
-  return float(-10 * jnp.log10(jnp.mean(jnp.square(found - truth))))
 
 
 def test_the_divergence_by_hand():
@@ -182,13 +168,6 @@ def test_features_after_latents_find_more(linear, deep):
   control = dataclasses.replace(observation, update=noise_like(observation.update))
   lost, _, _ = run(features, jax.random.key(2), control)
   assert psnr(both.samples, image) > max(20, psnr(lost.samples, image) + 5)
-
-
-def noise_like(update):
-  """Returns noise of the same norm per tensor."""
-  leaves, structure = jax.tree.flatten(update)
-  drawn = [jax.random.normal(jax.random.fold_in(jax.random.key(5), i), leaf.shape) for i, leaf in enumerate(leaves)]
-  return structure.unflatten([x * (trees.norm(leaf) / trees.norm(x)) for x, leaf in zip(drawn, leaves, strict=True)])
 
 
 def test_features_start_where_the_layers_before_ended(deep):

@@ -10,7 +10,7 @@ import pytest
 
 from gradleak import Client, UsageError, attacks, priors
 from gradleak.attacks import matching
-from gradleak.core import trees
+from tests.attackers import noise_like, psnr, run
 
 KEY = jax.random.key(5)
 
@@ -19,24 +19,6 @@ LOGITS = priors.Generator(
   lambda key, shape, learned: (jax.random.normal(key, shape), 0.1 * jnp.arange(float(shape[0]))),
   lambda weights, constants, shape, learned: jax.nn.sigmoid(weights + constants.reshape(-1, *[1] * (len(shape) - 1))),
 )
-
-
-def psnr(images, truth):
-  return -10 * np.log10(np.mean(np.square(np.asarray(images) - truth)))
-
-
-def run(attack, key, observation):
-  state, _ = jax.lax.scan(
-    lambda state, _: attack.step(state, observation), attack.init(key, observation), None, attack.num_steps
-  )
-  return state, attack.reconstruct(state, observation)
-
-
-def noise_like(update):
-  """Returns noise of the same norm per tensor."""
-  leaves, structure = jax.tree.flatten(update)
-  drawn = [jax.random.normal(jax.random.fold_in(KEY, i), leaf.shape) for i, leaf in enumerate(leaves)]
-  return structure.unflatten([x * (trees.norm(leaf) / trees.norm(x)) for x, leaf in zip(drawn, leaves, strict=True)])
 
 
 @pytest.mark.slow
@@ -49,7 +31,7 @@ def test_a_digit_is_recovered_and_noise_shows_none(client, observe, small_images
   def one(update):
     return run(attack, KEY, seen.__class__(**{**vars(seen), 'update': update}))
 
-  state, found = jax.jit(jax.vmap(one))(updates)
+  found, _, state = jax.jit(jax.vmap(one))(updates)
   recovered, control = (psnr(picture, images[:1]) for picture in found.samples)
   assert recovered > 25 > 10 > control
   assert float(found.distance[0]) < 0.01 * float(found.distance[1])

@@ -19,14 +19,6 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
 SMALL = gl.attacks.lti(hidden=32, steps=40, batch_size=32, reuse=4, learning_rate=3e-3)
 
 
-@pytest.fixture(scope='module')
-def digits():
-  from sklearn.datasets import load_digits
-
-  data = load_digits()
-  return (data.images[:, :, :, None] / 16).astype(np.float32), data.target.astype(np.int32)
-
-
 def made(digits, private=8, **given):
   images, labels = digits
   model = gl.models.create('mlp(widths=16)', 10, init='default')
@@ -201,11 +193,6 @@ def test_the_error_of_a_batch_does_not_depend_on_its_order(number):
   errors = jax.vmap(learned.unordered_error, (None, 0))(found, jnp.stack(orders))
   np.testing.assert_allclose(errors, errors[0], rtol=1e-6)
   np.testing.assert_allclose(errors[0], min(np.mean(np.square(found - order)) for order in orders), rtol=1e-6)
-
-
-def test_without_public_images_there_is_nothing_to_learn_from(digits):
-  with pytest.raises(UsageError, match='learns from public data'):
-    gl.audit(jax.random.key(0), made(digits, public=None), [None], [SMALL], 1)
 
 
 def test_beside_a_captured_upload_there_are_no_public_images(honest):

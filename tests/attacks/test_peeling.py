@@ -14,6 +14,7 @@ import gradleak as gl
 from gradleak import Client, models
 from gradleak.attacks.peeling import _sensitivity, dense_layers, implied_gradients, peel
 from gradleak.core import errors, trees
+from tests.attackers import gradient_of_mean, mean_loss
 
 peeling = importlib.import_module('gradleak.attacks.peeling')  # attacks.peeling is the attack
 
@@ -35,16 +36,6 @@ def dense(seed, *sizes, bias=0.0):
   layers = [(rng.normal(0, std, shape), np.zeros(shape[1])) for std, shape in zip(stds, shapes, strict=True)]
   layers[0][1][:] = bias
   return layers
-
-
-def mean_loss(layers, images, labels):
-  for kernel, bias in layers[:-1]:
-    images = jax.nn.relu(images @ kernel + bias.reshape(1, -1))
-  logits = images @ layers[-1][0] + layers[-1][1].reshape(1, -1)
-  return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.reshape(-1, 1), axis=1))
-
-
-gradient_of_mean = jax.jit(jax.grad(mean_loss))
 
 
 def gradient(layers, images, labels, dtype=np.float64):

@@ -62,14 +62,6 @@ class Plain(nn.Module):
     return layers.Dense(10, 'default', name='dense')(jnp.mean(x, axis=(1, 2)))
 
 
-@pytest.fixture(scope='module')
-def digits():
-  from sklearn.datasets import load_digits
-
-  data = load_digits()
-  return (data.images / 16).astype(np.float32)[..., None], data.target.astype(np.int32)
-
-
 def observed(digits, module, number=1, **local):
   """Returns (the client, the observation) of the first digits."""
   images, labels = (jnp.asarray(part[:number]) for part in digits)

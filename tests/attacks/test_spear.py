@@ -3,13 +3,13 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from gradleak.attacks import rays
 from gradleak.attacks.spear import spear
 from gradleak.core import errors
+from tests.attackers import gradient_of_mean
 
 
 def victim(batch, seed=0, dtype=np.float64, neurons=200, size=60, dead=0):
@@ -35,15 +35,6 @@ def drawn(sizes, rng, dtype):
     tuple((rng.uniform(-1, 1, shape) / np.sqrt(i)).astype(dtype) for shape in ((i, o), (o,)))
     for i, o in itertools.pairwise(sizes)
   ]
-
-
-@jax.jit
-@jax.grad
-def gradient_of_mean(layers, inputs, labels):
-  for kernel, bias in layers[:-1]:
-    inputs = jax.nn.relu(inputs @ kernel + bias.reshape(1, -1))
-  logits = inputs @ layers[-1][0] + layers[-1][1].reshape(1, -1)
-  return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.reshape(-1, 1), axis=1))
 
 
 def furthest(found, inputs):

@@ -15,6 +15,7 @@ from gradleak.attacks.matching import distances
 from gradleak.modalities import PLAIN, of_config
 from gradleak.priors import ngram
 from tests import texts
+from tests.attackers import run
 
 KEY = jax.random.key(3)
 
@@ -31,14 +32,8 @@ def observed(scenario, number=1, first=0, **known):
   ), samples
 
 
-def whole(attack, observation, key=KEY):
-  def step(_, state):
-    return attack.step(state, observation)[0]
-
-  def run():
-    return attack.reconstruct(jax.lax.fori_loop(0, attack.num_steps, step, attack.init(key, observation)), observation)
-
-  return jax.jit(run)()
+def found_by(attack, observation, key=KEY):
+  return run(attack, key, observation)[0]
 
 
 @pytest.fixture(scope='module')
@@ -48,7 +43,7 @@ def scenario():
 
 def test_tag_reads_a_note(scenario):
   observation, samples = observed(scenario)
-  found = whole(gl.attacks.tag(steps=120, decay='cosine')(scenario.client), observation)
+  found = found_by(gl.attacks.tag(steps=120, decay='cosine')(scenario.client), observation)
   assert found.samples.dtype == jnp.int32 and found.samples.shape == samples.shape
   assert float(found.objective) < 0.2 * float(found.objective_start)
   assert (np.asarray(found.samples) == np.asarray(samples)).mean() >= 0.8
@@ -57,7 +52,7 @@ def test_tag_reads_a_note(scenario):
 def test_noise_in_place_of_an_upload_shows_nothing(scenario):
   observation, samples = observed(scenario)
   noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), observation.update)
-  found = whole(
+  found = found_by(
     gl.attacks.tag(steps=60, decay='cosine')(scenario.client), dataclasses.replace(observation, update=noise)
   )
   assert (np.asarray(found.samples) == np.asarray(samples)).mean() <= 0.3
@@ -66,7 +61,7 @@ def test_noise_in_place_of_an_upload_shows_nothing(scenario):
 def test_what_is_not_finite_is_no_token(scenario):
   observation, _ = observed(scenario)
   dead = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), observation.update)
-  found = whole(gl.attacks.tag(steps=2)(scenario.client), dataclasses.replace(observation, update=dead))
+  found = found_by(gl.attacks.tag(steps=2)(scenario.client), dataclasses.replace(observation, update=dead))
   assert int(found.diverged_step) == 0 and (np.asarray(found.samples) == -1).all()
 
 
@@ -81,7 +76,7 @@ def test_the_objective_is_zero_at_the_truth(relaxation):
   ):
     attack = method(made.client)
     at_truth = float(attack.objective(observation, samples, observation.targets))
-    start = float(whole(attack, dataclasses.replace(observation, prepared=prior(made))).objective_start)
+    start = float(found_by(attack, dataclasses.replace(observation, prepared=prior(made))).objective_start)
     if relaxation == 'softmax':  # of embeddings the term of their size is left in LAMP's
       assert abs(at_truth) < 1e-5 * max(1.0, start)
     assert at_truth < start
@@ -193,7 +188,7 @@ def test_pairs_of_a_large_vocabulary_share_places():
 def test_lamp_alternates(scenario):
   observation, samples = observed(scenario, prepared=None)
   observation = dataclasses.replace(observation, prepared=prior(scenario))
-  found = whole(gl.attacks.lamp(steps=120, starts=2, moves=2, every=20)(scenario.client), observation)
+  found = found_by(gl.attacks.lamp(steps=120, starts=2, moves=2, every=20)(scenario.client), observation)
   assert (np.asarray(found.samples) == np.asarray(samples)).mean() >= 0.5
   with pytest.raises(gl.UsageError, match='lamp'):
     gl.attacks.lamp(moves=0)

@@ -1,3 +1,4 @@
+import jax
 import pytest
 
 
@@ -7,3 +8,9 @@ def pytest_collection_modifyitems(items):
   for item in items:
     if 'defenses/' in item.nodeid and 'convnet' in item.nodeid:
       item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def no_key_is_used_twice():
+  with jax.debug_key_reuse(True):
+    yield

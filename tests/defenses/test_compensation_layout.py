@@ -75,6 +75,8 @@ def test_weights_that_differ_add_more_noise_than_their_number_says():
   expected = compensate(update, noise_variance(weights, stddev=0.5, ratio=0.2, num_slices=10))
   np.testing.assert_allclose(found['w'], expected['w'], atol=1e-6)
   equal, _ = server.update(update, server.init(update), num_clients=4)
+  expected = compensate(update, noise_variance(np.full(4, 0.25), stddev=0.5, ratio=0.2, num_slices=10))
+  np.testing.assert_allclose(equal['w'], expected['w'], atol=1e-6)
   assert np.abs(equal['w'] - found['w']).max() > 0.01
 
 

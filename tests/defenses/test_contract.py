@@ -22,6 +22,8 @@ from gradleak.core import errors, trees
 from gradleak.defenses.defense import norm_bound
 from gradleak.defenses.graddefense import slice_gradients
 
+pytestmark = pytest.mark.usefixtures('no_key_is_used_twice')
+
 
 class Sample(NamedTuple):
   """An update with all that a defense may be handed beside it, at its making (`client`) or at each update."""
@@ -181,12 +183,6 @@ def samples(small_images):
     return Sample(upload.update, variables['params'], (images, jax.nn.one_hot(labels, 10)), client, variables)
 
   return {'lenet': sample(models.create('lenet', 10)), 'normed': sample(models.from_flax(Normed()))}
-
-
-@pytest.fixture(autouse=True)
-def no_key_is_used_twice():
-  with jax.debug_key_reuse(True):
-    yield
 
 
 def stage(name, settings):

@@ -1,6 +1,5 @@
 """FFL against algorithm 1 of its paper in NumPy, and what a client and a server make of dropped layers."""
 
-import contextlib
 import dataclasses
 
 import jax
@@ -13,19 +12,10 @@ import scipy.stats
 import gradleak as gl
 from gradleak import Client, defenses, models
 from gradleak.core import errors, trees
-from gradleak.federated import Upload, layer_average
+from tests.models.recovery import optimised
 
 KEY = jax.random.key(5)
 ROUNDS = 3
-
-
-@contextlib.contextmanager
-def optimised():
-  """Without its optimisations, XLA rounds a maximum and its argument apart: max-pooling's gradient becomes 0/0."""
-  before = jax.config.values['jax_disable_most_optimizations']
-  jax.config.update('jax_disable_most_optimizations', False)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
 
 
 @pytest.fixture(scope='module', params=[pytest.param('lenet', marks=pytest.mark.slow), 'convnet(width=2)'])
@@ -309,23 +299,3 @@ def test_by_name_it_is_made_for_the_client(network, share):
     change = jax.tree.map(np.negative, change)
   expected, _ = algorithm_1(grouped(layers), gradients[1], change, -(-len(layers) * 4 // 10))
   assert {path for path in flat_paths(state.mask) if trees.get(state.mask, path)} == expected
-
-
-def test_a_round_averages_each_layer_over_those_who_sent_it(network):
-  client, _, gradients, images, _ = network
-  layers = client.model.layers(images.shape[1:])
-  defense = defenses.fragmentation_random(layers, ratio=0.3)
-
-  def upload(key):
-    update, state = defense.update(gradients[0], defense.init(gradients[0]), key=key)
-    return Upload(update, state.mask, jnp.int32(2))
-
-  uploads = jax.jit(jax.vmap(upload))(jax.random.split(KEY, 2))
-  mean = layer_average(uploads)
-  # The two hold the same samples: what anybody sends arrives whole, what nobody sends is zero.
-  arrived = []
-  for path in flat_paths(gradients[0]):
-    arrived.append(bool(trees.get(uploads.mask, path).any()))
-    whole = np.asarray(trees.get(gradients[0], path))
-    np.testing.assert_allclose(trees.get(mean, path), whole * arrived[-1], rtol=1e-6)
-  assert any(arrived) and (len(layers) < 5 or not all(arrived))

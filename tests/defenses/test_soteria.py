@@ -85,40 +85,6 @@ def test_it_prunes_the_features_of_the_formula(case, jacobian, variant, rate, nu
   jax.tree.map(np.testing.assert_array_equal, out, updates)  # the rest stays
 
 
-def test_of_the_gradient_nothing_else_changes(case, jacobian):
-  model, variables, images, labels, updates = case
-  out = apply(model, variables, images, labels, updates, rate=0.5)
-  before, after = np.asarray(updates['Dense_0']['kernel']), np.asarray(out['Dense_0']['kernel'])
-  rows = sorted(pruned_features(*jacobian, 0.5, 'paper'))
-  assert not after[rows].any() and before[rows].any()
-  others = np.setdiff1d(np.arange(len(before)), rows)
-  np.testing.assert_array_equal(after[others], before[others])
-  np.testing.assert_array_equal(out['Dense_0']['bias'], updates['Dense_0']['bias'])
-
-
-def test_for_one_image_the_papers_score_and_the_codes_agree(case, jacobian):
-  model, variables, images, labels, updates = case
-  r, norms = (x[:1] for x in jacobian)
-  if (r == 0).any():
-    r, alive = r[:, r[0] != 0], np.flatnonzero(r[0])
-    norms = norms[:, alive]
-  for rate in (0.2, 0.5, 0.9):
-    assert pruned_features(r, norms, rate, 'paper') == pruned_features(r, norms, rate, 'code')
-  if len(r[0]) == updates['Dense_0']['kernel'].shape[0]:  # no dead unit
-    given = (model, variables, images[:1], labels[:1], updates)
-    jax.tree.map(
-      np.testing.assert_array_equal, *(apply(*given, rate=0.5, variant=variant) for variant in ('paper', 'code'))
-    )
-
-
-def test_the_representation_is_the_input_of_the_last_layer(case):
-  model, variables, images, _, _ = case
-  dense = variables['params']['Dense_0']
-  logits, _ = model.apply(variables, images)
-  features = model.features(variables, images)
-  np.testing.assert_allclose(features @ dense['kernel'] + dense['bias'].reshape(1, -1), logits, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.slow
 def test_padded_examples_do_not_count(case):
   model, variables, images, labels, updates = case

@@ -13,7 +13,11 @@ from gradleak.defenses.control import null_gradient
 
 @contextlib.contextmanager
 def optimised():
-  """Compiles as a user does: without XLA's optimisations a step of a deep network takes many times as long."""
+  """Compiles as a user does.
+
+  Without its optimisations, XLA takes many times as long for a step of a deep network. It also rounds a maximum and its
+  argument apart: the gradient of max-pooling becomes 0/0.
+  """
   before = jax.config.values['jax_disable_most_optimizations']
   jax.config.update('jax_disable_most_optimizations', False)
   yield

@@ -48,6 +48,7 @@ def header(entries, data=b''):
 SHARED = view('FloatStorage', 10, '0', 0, (10,), (1,))
 FILES = {
   'a call of the system': zipped(called('posix', 'system', word('true')), {}),
+  'a call of the system as it was written before': legacy(called('posix', 'system', word('true')), {}, {}),
   'a call through a dotted name': zipped(called('torch._utils', '_rebuild_tensor.__globals__', word('a')), {}),
   'a call by instance': zipped(b'(cos\nsystem\n' + word('true') + b'o', {}),
   'an extension code': zipped(b'\x82\x01', {}),
@@ -76,6 +77,7 @@ FILES = {
   'two negative sizes': zipped(tensor(shape=(-2, -2), stride=(1, 1)), DATA),
   'a negative stride': zipped(tensor(stride=(-1,)), DATA),
   'a stride beyond': zipped(tensor(stride=(2,)), DATA),
+  'more values than its storage has': zipped(tensor(shape=(20,), stride=(0,)), DATA),
   'a stride of zero': zipped(tensor(shape=(2**30, 2**30), stride=(0, 0)), DATA),
   'fewer strides than sizes': zipped(tensor(shape=(2, 5), stride=(1,)), DATA),
   'many dimensions': zipped(tensor(shape=(1,) * 60, stride=(1,) * 60), DATA),

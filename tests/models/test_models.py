@@ -1,5 +1,7 @@
 """The registry's models, and a user's own networks as models."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from flax import linen as nn
 from gradleak import models
 from gradleak.core import errors, trees
 from gradleak.models.model import require
+from tests.models.shapes import count, drawn, shapes, shapes_of
 
 SPECS = {
   'mlp': (5, 5, 1),
@@ -18,18 +21,16 @@ SPECS = {
   'convnet(width=2)': (12, 12, 1),
   'vgg11(width=2)': (8, 8, 1),
 }
-
-
-def uniform_variables(model, sample_shape):
-  """Returns variables of the model's shapes without compiling its initialisation: norms about one, all else zero."""
-  rng = np.random.default_rng(0)
-
-  def draw(path, leaf):
-    centre = 1.0 if path[-1].key in ('scale', 'var') else 0.0
-    return jnp.asarray(rng.uniform(centre - 0.5, centre + 0.5, leaf.shape), leaf.dtype)
-
-  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
-  return jax.tree.map_with_path(draw, shapes)
+# Their logits are compared with NumPy in test_resnet.py, test_vgg.py and test_vit.py.
+PUBLISHED = {
+  'convnet9(width=2)': (9, 9, 1),
+  'resnet20(width=2)': (8, 8, 1),
+  'resnet18(width=2)': (8, 8, 1),
+  'resnet18(width=2,norm=group)': (8, 8, 1),
+  'resnet50(width=2,stem=imagenet)': (8, 8, 1),
+  'vgg11(width=2,norm=batch)': (8, 8, 1),
+  'vit_tiny(depth=2,width=8,heads=2)': (8, 8, 1),
+}
 
 
 @pytest.fixture(scope='module')
@@ -37,21 +38,14 @@ def convnet():
   """Returns the ConvNet of width 2, its variables, two images, and its compiled `apply`."""
   model = models.create('convnet(width=2)', 10)
   images = np.random.default_rng(1).uniform(0, 1, (2, 12, 12, 1)).astype(np.float32)
-  return uniform_variables(model, (12, 12, 1)), images, jax.jit(model.apply, static_argnums=2)
-
-
-def count(spec, sample_shape, num_classes=10, collection='params'):
-  model = models.create(spec, num_classes)
-  shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
-  return sum(leaf.size for leaf in jax.tree.leaves(shapes.get(collection, {})))
+  return drawn(model, (12, 12, 1)), images, jax.jit(model.apply, static_argnums=2)
 
 
 def test_every_registered_model_is_tested():
-  residual = {f'resnet{layers}' for layers in (18, 20, 34, 50, 56, 101, 152)}
-  others = {'convnet9', 'vgg16', 'vit_tiny', 'vit_small', *residual}  # in test_resnet.py, test_vgg.py and test_vit.py
+  others = {'vgg16', 'vit_small', *(f'resnet{layers}' for layers in (34, 56, 101, 152))}  # of the same families
   others |= {'logistic', 'resnet_mlp', 'ft_transformer'}  # in tests/test_tables.py
   others |= {'gpt', 'bert', 'lstm'}  # in test_transformers.py
-  assert {spec.partition('(')[0] for spec in SPECS} | others == set(models.REGISTRY)
+  assert {spec.partition('(')[0] for spec in (*SPECS, *PUBLISHED)} | others == set(models.REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +53,7 @@ def test_every_registered_model_is_tested():
   [
     # 12 filters of 5·5·3, two times 12 of 5·5·12, and 768 or 588 features to ten logits
     ('lenet', (32, 32, 3), (75 + 1) * 12 + 2 * (300 + 1) * 12 + (768 + 1) * 10),
+    ('lenet', (32, 32, 3), 15_826),
     ('lenet', (28, 28, 1), (25 + 1) * 12 + 2 * (300 + 1) * 12 + (588 + 1) * 10),
     ('lenet', (25, 25, 1), (25 + 1) * 12 + 2 * (300 + 1) * 12 + (7 * 7 * 12 + 1) * 10),
     ('lenet4', (32, 32, 3), 15_826 + (300 + 1) * 12),
@@ -74,26 +69,28 @@ def test_every_registered_model_is_tested():
       28 * 64 + 577 * 128 + 1153 * 128 + 1153 * 256 + 4 * 2305 * 256 + (36 * 64 + 1) * 10 + 2 * 1600,
     ),
     ('convnet(width=2)', (25, 25, 1), 10 * 2 + 19 * 4 + 37 * 4 + 37 * 8 + 4 * 73 * 8 + (4 * 8 + 1) * 10 + 2 * 50),
+    ('mlp(widths=16)', (5, 5, 1), 26 * 16 + 17 * 10),
+    ('mlp(widths=9-8-7-6)', (5, 5, 1), 26 * 9 + 10 * 8 + 9 * 7 + 8 * 6 + 7 * 10),
+    ('cnn(width=3)', (6, 6, 1), 10 * 3 + (2 * 2 * 3 + 1) * 128 + 129 * 64 + 65 * 10),
+    ('cnn(width=3,widths=5)', (6, 6, 1), 10 * 3 + (2 * 2 * 3 + 1) * 5 + 6 * 10),
+    ('lenet(width=24)', (8, 8, 1), 26 * 24 + 2 * 601 * 24 + (2 * 2 * 24 + 1) * 10),
+    ('lenet4(width=1)', (8, 8, 1), 26 + 3 * 26 + 5 * 10),
   ],
 )
 def test_parameter_counts_by_hand(spec, sample_shape, parameters):
-  assert count(spec, sample_shape) == parameters
-
-
-def test_lenet_on_cifar_has_15826_parameters():
-  assert count('lenet', (32, 32, 3)) == 15_826
+  assert count(shapes(spec, sample_shape)) == parameters
 
 
 def test_batch_statistics_are_a_mean_and_a_variance_per_channel():
-  assert count('convnet', (32, 32, 3), collection='batch_stats') == 2 * 1600
-  assert count('lenet', (32, 32, 3), collection='batch_stats') == 0
+  assert count(shapes('convnet', (32, 32, 3)), 'batch_stats') == 2 * 1600
+  assert count(shapes('lenet', (32, 32, 3)), 'batch_stats') == 0
 
 
 @pytest.mark.parametrize('spec', SPECS)
 def test_formulations_give_logits_that_are_features_times_the_last_dense_layer(spec):
   model, *others = (models.create(spec, 10, conv=name) for name in ('patches', 'native', 'hybrid'))
   assert model.name == spec
-  variables = uniform_variables(model, SPECS[spec])
+  variables = drawn(model, SPECS[spec])
   images = np.random.default_rng(1).uniform(0, 1, (2, *SPECS[spec])).astype(np.float32)
 
   def run(variables):
@@ -109,13 +106,12 @@ def test_formulations_give_logits_that_are_features_times_the_last_dense_layer(s
   assert np.ptp(np.asarray(patches), axis=0).max() > 0  # the two images differ
 
 
-@pytest.mark.parametrize('spec', SPECS)
-def test_layers_name_every_parameter_once_the_weight_first(spec):
-  model = models.create(spec, 10)
-  params = jax.eval_shape(lambda key: model.init(key, SPECS[spec]), jax.random.key(0))['params']
-  layers = model.layers(SPECS[spec])
+@pytest.mark.parametrize(('spec', 'sample_shape'), (SPECS | PUBLISHED).items())
+def test_layers_name_every_parameter_once_the_weight_first(spec, sample_shape):
+  params = shapes(spec, sample_shape)['params']
+  layers = models.create(spec, 10).layers(sample_shape)
   paths = [path for layer in layers for path in layer.paths]
-  assert sorted(paths) == sorted(tuple(key.key for key in path) for path, _ in jax.tree.leaves_with_path(params))
+  assert sorted(paths) == sorted(trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params))
   assert len({layer.name for layer in layers}) == len(layers)
   for layer in layers:
     weight, *others = (trees.get(params, path) for path in layer.paths)
@@ -135,7 +131,7 @@ def test_layers_are_in_forward_order_with_their_norms():
 def test_dropout_is_on_only_with_a_key():
   images = np.random.default_rng(0).uniform(0, 1, (2, 5, 5, 1)).astype(np.float32)
   plain, dropping = models.create('mlp', 10), models.create('mlp(dropout=0.5)', 10)
-  variables = uniform_variables(dropping, (5, 5, 1))
+  variables = drawn(dropping, (5, 5, 1))
   apply = jax.jit(dropping.apply, static_argnums=2)
   expected, _ = plain.apply(variables, images, True)
   for train in (False, True):
@@ -164,23 +160,32 @@ def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(conv
   assert np.abs(later - evaluated).max() > 0.01
 
 
-@pytest.mark.parametrize('spec', SPECS)
-@pytest.mark.parametrize('sample_shape', [(25, 25, 1), (28, 28, 1), (9, 14, 3)])
+@pytest.mark.parametrize(
+  ('spec', 'sample_shape'),
+  [
+    *itertools.product(SPECS, [(25, 25, 1), (28, 28, 1)]),
+    *((spec, (9, 14, 3)) for spec in [*SPECS, *PUBLISHED] if not spec.startswith('vit')),
+  ],
+)
 def test_any_size(spec, sample_shape):
   model = models.create(spec, 7)
 
   def run(key, images):
     variables = model.init(key, sample_shape)
-    return model.apply(variables, images, True)[0], model.features(variables, images)
+    last = trees.get(variables['params'], model.layers(sample_shape)[-1].paths[0])
+    return model.apply(variables, images, True)[0], model.features(variables, images), last
 
-  logits, features = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *sample_shape), jnp.float32))
-  assert logits.shape == (3, 7) and features.shape[0] == 3
+  logits, features, last = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *sample_shape), jnp.float32))
+  assert logits.shape == (3, 7) and logits.dtype == jnp.float32
+  assert features.shape == (3, last.shape[0])
 
 
-@pytest.mark.parametrize(('spec', 'sample_shape'), [('cnn', (3, 8, 1)), ('convnet(width=2)', (32, 8, 3))])
+@pytest.mark.parametrize(
+  ('spec', 'sample_shape'), [('cnn', (3, 8, 1)), ('convnet(width=2)', (32, 8, 3)), ('convnet9(width=2)', (8, 32, 1))]
+)
 def test_images_too_small_for_the_pooling(spec, sample_shape):
   with pytest.raises(errors.UsageError, match=f'{sample_shape[0]}×{sample_shape[1]}'):
-    jax.eval_shape(lambda key: models.create(spec, 10).init(key, sample_shape), jax.random.key(0))
+    shapes(spec, sample_shape)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +201,14 @@ def test_images_too_small_for_the_pooling(spec, sample_shape):
     ('cnn(widths=64-0)', {}, ['cnn(widths)', '64-0', '[1, 65536]']),
     ('lenet', {'init': 'explicitt'}, ["unknown init 'explicitt'", "'explicit'", 'default']),
     ('lenet', {'conv': 'im2col'}, ["'im2col'", 'native, patches']),
+    ('resnet18(width=3,norm=group)', {}, ['resnet18(width)', '3', 'even']),
+    ('resnet56(stem=imagenet)', {}, ["'stem'", 'resnet56', 'norm, pixels, width']),
+    ('vit_small(heads=5)', {}, ['vit_small(heads) is 5', 'divisor of the width 384']),
+    ('lenet+precode(width=3)', {}, ["'width'", 'precode', 'size']),
+    ('lenet+precod', {}, ["unknown wrapper of a model 'precod'", "did you mean 'precode'"]),
+    ('lenet+mlp', {}, ["unknown wrapper of a model 'mlp'", 'precode']),
+    ('precode(size=4)', {}, ["'precode' wraps a model", 'lenet+precode(size=4)']),
+    ('lenet+', {}, ['empty']),
     ('lenet', {'num_classes': 0}, ['num_classes', '0']),
     ('lenet', {'num_classes': 2.5}, ['num_classes', '2.5', 'integer']),
   ],
@@ -229,11 +242,7 @@ def test_factories_equal_create(factory, settings, spec):
   made, created = factory(10, **settings), models.create(spec, 10)
   assert made.name == created.name == spec
 
-  def shapes(model):
-    found = jax.eval_shape(lambda key: model.init(key, (12, 12, 3)), jax.random.key(0))
-    return [(trees.path_names(path), leaf.shape) for path, leaf in jax.tree.leaves_with_path(found)]
-
-  assert shapes(made) == shapes(created)
+  assert shapes_of(made, (12, 12, 3)) == shapes_of(created, (12, 12, 3))
 
 
 @pytest.mark.parametrize('widths', [(), [], '', (64.0,), (3, 0), (True, 2), -3, None, 65_537, 2**63])
@@ -250,10 +259,6 @@ def test_equal_specs_are_one_model(spec):
   one, other = models.create(spec, 10), models.create(spec, 10)
   assert one == other and hash(one) == hash(other)
   assert models.create(spec, 3) != one != models.create(spec, 10, init='default')
-
-
-def test_factories_with_lists_for_settings_still_make_models():
-  assert models.mlp(10, widths=[4, 5]).name == 'mlp(widths=(4,5))'
 
 
 def test_every_registered_model_is_exported():
@@ -291,24 +296,9 @@ def test_initial_values_are_those_of_release_0_1(spec, sample_shape, total, squa
   np.testing.assert_allclose(sum(np.square(leaf).sum() for leaf in leaves), squares, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ('spec', 'sample_shape', 'parameters'),
-  [
-    ('mlp(widths=16)', (5, 5, 1), 26 * 16 + 17 * 10),
-    ('mlp(widths=9-8-7-6)', (5, 5, 1), 26 * 9 + 10 * 8 + 9 * 7 + 8 * 6 + 7 * 10),
-    ('cnn(width=3)', (6, 6, 1), 10 * 3 + (2 * 2 * 3 + 1) * 128 + 129 * 64 + 65 * 10),
-    ('cnn(width=3,widths=5)', (6, 6, 1), 10 * 3 + (2 * 2 * 3 + 1) * 5 + 6 * 10),
-    ('lenet(width=24)', (8, 8, 1), 26 * 24 + 2 * 601 * 24 + (2 * 2 * 24 + 1) * 10),
-    ('lenet4(width=1)', (8, 8, 1), 26 + 3 * 26 + 5 * 10),
-  ],
-)
-def test_sizes_by_hand(spec, sample_shape, parameters):
-  assert count(spec, sample_shape) == parameters
-
-
 def test_the_first_hidden_layer_has_the_activation_and_the_others_relu():
   model, images = models.mlp(2, widths=(4, 3), activation='tanh'), np.ones((1, 2, 1, 1), np.float32)
-  params = uniform_variables(model, (2, 1, 1))['params']
+  params = drawn(model, (2, 1, 1))['params']
   dense = [{name: np.asarray(value) for name, value in params[f'Dense_{i}'].items()} for i in range(3)]
   x = np.tanh(images.reshape(1, 2) @ dense[0]['kernel'] + dense[0]['bias'])
   x = np.maximum(x @ dense[1]['kernel'] + dense[1]['bias'], 0)
@@ -351,7 +341,7 @@ class Plain(nn.Module):
 @pytest.fixture(scope='module')
 def own(small_images):
   model = models.from_flax(Own())
-  return model, uniform_variables(model, (8, 8, 1)), small_images[0][:4]
+  return model, drawn(model, (8, 8, 1)), small_images[0][:4]
 
 
 def test_from_flax_is_the_users_function(own):
@@ -387,15 +377,6 @@ def operations(function, *arguments):
   return [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns]
 
 
-def test_from_flax_has_no_dropout_without_a_key(own):
-  model, variables, images = own
-  apply = jax.jit(lambda key: model.apply(variables, images, True, key)[0])
-  without = apply(None)
-  rateless, _ = models.from_flax(Own(rate=0.0)).apply(variables, images, True, None)
-  np.testing.assert_allclose(without, rateless, atol=1e-4)
-  assert np.abs(apply(jax.random.key(0)) - without).max() > 0.01
-
-
 def test_from_flax_finds_nested_layers_in_forward_order(own):
   model, variables, _ = own
   layers = model.layers((8, 8, 1))
@@ -421,7 +402,7 @@ def test_from_flax_features_are_the_last_dense_layers_inputs(own):
 def test_from_flax_without_a_train_argument(small_images):
   images = small_images[0][:2]
   model = models.from_flax(Plain(), 'habit')
-  variables = uniform_variables(model, (8, 8, 1))
+  variables = drawn(model, (8, 8, 1))
   assert model.name == 'habit' and set(variables) == {'params'}
   first, second = variables['params']['Dense_0'], variables['params']['Dense_1']
   hidden = images.reshape(2, 64) @ np.asarray(first['kernel']) + np.asarray(first['bias'])
@@ -438,7 +419,7 @@ def test_the_model_normalises_images(small_images):
   images = np.repeat(small_images[0][:2], 3, axis=-1)
   mean, std = (0.5, 0.4, 0.3), (0.2, 0.1, 0.25)
   model = models.from_flax(Plain(), mean=mean, std=std)
-  variables = uniform_variables(model, (8, 8, 3))
+  variables = drawn(model, (8, 8, 3))
   normalised = ((images - np.asarray(mean)) / np.asarray(std)).astype(np.float32)
   expected, _ = models.from_flax(Plain()).apply(variables, normalised, False)
   np.testing.assert_allclose(model.apply(variables, images, False)[0], expected, rtol=1e-4, atol=1e-4)
@@ -453,7 +434,7 @@ class ConvOnly(nn.Module):
 
 def test_a_network_without_a_dense_layer_has_no_features():
   model = models.from_flax(ConvOnly())
-  variables = uniform_variables(model, (4, 4, 1))
+  variables = drawn(model, (4, 4, 1))
   with pytest.raises(errors.UsageError, match=r"'convonly' has no dense layer"):
     model.features(variables, jnp.zeros((1, 4, 4, 1)))
 

@@ -256,22 +256,6 @@ def test_models_that_cannot_take_one():
     jax.eval_shape(lambda key: wrapped.apply(wrapped.init(key, (4, 4, 1)), jnp.zeros((1, 4, 4, 1))), jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-  ('spec', 'words'),
-  [
-    ('lenet+precode(width=3)', ["'width'", 'precode', 'size']),
-    ('lenet+precod', ["unknown wrapper of a model 'precod'", "did you mean 'precode'"]),
-    ('lenet+mlp', ["unknown wrapper of a model 'mlp'", 'precode']),
-    ('precode(size=4)', ["'precode' wraps a model", 'lenet+precode(size=4)']),
-    ('lenet+', ['empty']),
-  ],
-)
-def test_bad_specs_are_named(spec, words):
-  with pytest.raises(errors.UsageError) as caught:
-    models.create(spec, 10)
-  assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
 @pytest.mark.slow
 def test_a_scenario_with_a_bottleneck(small_images):
   model = models.create('lenet+precode(size=16)', 10)

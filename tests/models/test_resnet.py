@@ -1,47 +1,23 @@
 """Residual networks and FFL's ConvNet: sizes, layers, norms, and the forward pass against NumPy."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from gradleak import models
-from gradleak.core import errors, trees
+from gradleak.core import trees
 from gradleak.models import resnet, torch_weights
 from gradleak.models.builtin import PIXELS
 from gradleak.models.model import from_flax
 from tests.models.second_order import check_second_order
+from tests.models.shapes import common_sizes, count, drawn, shapes, shapes_of, torch_sizes
 from tests.models.test_torch_weights import written
-
-
-@functools.cache
-def shapes(spec, sample_shape, num_classes=10):
-  model = models.create(spec, num_classes)
-  return jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
-
-
-def count(variables, collection):
-  return sum(leaf.size for leaf in jax.tree.leaves(variables.get(collection, {})))
 
 
 def small(norm='batch', project=False, blocks=(1, 1), conv='patches', **options):
   """Returns a residual network of two stages, whose tests compile in a second."""
   return from_flax(resnet.ResNet(5, 'default', conv, 4, norm, blocks, project), 'small', **options)
-
-
-def draw(model, sample_shape, seed=0):
-  """Returns variables of the model's shapes: norms about one, convolutions of unit gain."""
-  rng = np.random.default_rng(seed)
-
-  def values(path, leaf):
-    if path[-1].key in ('scale', 'var'):
-      return rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
-    fan_in = leaf.shape[-1] if leaf.ndim == 2 else 4
-    return (rng.normal(size=leaf.shape) / np.sqrt(fan_in)).astype(np.float32)
-
-  return jax.tree.map_with_path(values, jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0)))
 
 
 @pytest.mark.parametrize(
@@ -72,31 +48,21 @@ def draw(model, sample_shape, seed=0):
 def test_parameter_counts_by_hand_and_as_published(spec, convolutions, normed, dense):
   published = {'resnet20': 269_722, 'resnet18': 11_173_962, 'convnet9': 3_493_706}
   variables = shapes(spec, (32, 32, 3))
-  assert count(variables, 'params') == convolutions + 2 * normed + dense == published[spec]
+  assert count(variables) == convolutions + 2 * normed + dense == published[spec]
   assert count(variables, 'batch_stats') == 2 * normed
 
 
 @pytest.mark.parametrize(
-  ('spec', 'side', 'classes', 'published'),
+  ('spec', 'published'),
   [
-    ('resnet56', 32, 10, 853_018),  # 0.85 M (He et al., table 6)
-    ('resnet34', 32, 10, 21_282_122),
-    ('resnet18(stem=imagenet)', 224, 1000, 11_689_512),  # torchvision's
-    ('resnet50(stem=imagenet)', 224, 1000, 25_557_032),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (
-        ('resnet50', 32, 10, 23_520_842),
-        ('resnet152', 32, 10, 58_156_618),
-        ('resnet34(stem=imagenet)', 224, 1000, 21_797_672),
-        ('resnet101(stem=imagenet)', 224, 1000, 44_549_160),
-        ('resnet152(stem=imagenet)', 224, 1000, 60_192_808),
-      )
-    ),
+    ('resnet56', 853_018),  # 0.85 M (He et al., table 6)
+    ('resnet34', 21_282_122),
+    pytest.param('resnet50', 23_520_842, marks=pytest.mark.slow),
+    pytest.param('resnet152', 58_156_618, marks=pytest.mark.slow),
   ],
 )
-def test_deep_networks_have_as_many_parameters_as_published(spec, side, classes, published):
-  assert count(shapes(spec, (side, side, 3), classes), 'params') == published
+def test_deep_networks_have_as_many_parameters_as_published(spec, published):
+  assert count(shapes(spec, (32, 32, 3))) == published
 
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -129,25 +95,29 @@ def torchvision(layers, width=64, channels=3, classes=1000, blocks=None):
   return {**found, 'fc.weight': (classes, inputs), 'fc.bias': (classes,)}
 
 
-@pytest.mark.parametrize(('layers', 'entries'), [(18, 122), (34, 218), (50, 320), (101, 626), (152, 932)])
-def test_names_are_those_of_torchvision(layers, entries):
+@pytest.mark.parametrize(
+  ('layers', 'entries', 'published'),
+  [
+    (18, 122, 11_689_512),
+    (34, 218, 21_797_672),
+    (50, 320, 25_557_032),
+    (101, 626, 44_549_160),
+    (152, 932, 60_192_808),
+  ],
+)
+def test_names_are_those_of_torchvision(layers, entries, published):
   theirs = torchvision(layers)
-  assert len(theirs) == entries
-  empty = {name: np.broadcast_to(np.float32(0), shape) for name, shape in theirs.items()}
-  expected = {name: values.size for name, values in torch_weights.common_names(empty).items()}
   variables = shapes(f'resnet{layers}(stem=imagenet)', (224, 224, 3), 1000)
-  found = {
-    torch_weights.torch_name(trees.path_names(path)[1:]): leaf.size
-    for path, leaf in jax.tree.leaves_with_path(variables)
-  }
-  assert found == expected
+  assert len(theirs) == entries
+  assert torch_sizes(variables) == common_sizes(theirs)
+  assert count(variables) == published
 
 
 def test_group_norm_has_the_same_parameters_and_no_batch_statistics():
   batch, group = shapes('resnet18(width=2)', (8, 8, 1)), shapes('resnet18(width=2,norm=group)', (8, 8, 1))
   assert set(group) == {'params'}
   assert jax.tree.structure(group['params']) == jax.tree.structure(batch['params'])
-  assert count(group, 'params') == count(batch, 'params')
+  assert count(group) == count(batch)
 
 
 def in_order(stages, blocks, project, deep=False):
@@ -174,37 +144,12 @@ def in_order(stages, blocks, project, deep=False):
     ('convnet9(width=2)', [(f'Conv_{i}', f'BatchNorm_{i}') for i in range(9)], 'Dense_0'),
   ],
 )
-def test_layers_in_forward_order_hold_every_parameter_once_each_weight_with_its_norm(spec, convolutions, dense):
+def test_layers_are_in_forward_order_each_weight_with_its_norm(spec, convolutions, dense):
   layers = [
     (layer.name, ['/'.join(path) for path in layer.paths]) for layer in models.create(spec, 10).layers((9, 9, 1))
   ]
   expected = [(conv, [f'{conv}/kernel', f'{norm}/bias', f'{norm}/scale']) for conv, norm in convolutions]
   assert layers == [*expected, (dense, [f'{dense}/kernel', f'{dense}/bias'])]
-  params = jax.tree.leaves_with_path(shapes(spec, (9, 9, 1))['params'])
-  paths = [path for _, inside in layers for path in inside]
-  assert sorted(paths) == sorted('/'.join(trees.path_names(path)) for path, _ in params)
-
-
-@pytest.mark.parametrize(
-  ('spec', 'features'),
-  [
-    ('resnet20(width=2)', 8),
-    ('resnet18(width=2)', 16),
-    pytest.param('resnet56(width=2)', 8, marks=pytest.mark.slow),
-    ('resnet50(width=2,stem=imagenet)', 64),
-    ('convnet9(width=2)', 8),
-  ],
-)
-def test_any_size(spec, features):
-  sample_shape = (9, 14, 3)
-  model = models.create(spec, 7)
-
-  def run(variables, images):
-    return model.apply(variables, images, True)[0], model.features(variables, images)
-
-  logits, found = jax.eval_shape(run, shapes(spec, sample_shape, 7), jnp.zeros((3, *sample_shape), jnp.float32))
-  assert logits.shape == (3, 7) and logits.dtype == jnp.float32
-  assert found.shape == (3, features)
 
 
 @pytest.mark.parametrize(('stem', 'sides'), [('cifar', (32, 32, 16, 8, 4)), ('imagenet', (16, 8, 4, 2, 1))])
@@ -261,7 +206,7 @@ def normalise(x, entries, name, norm, train):
 
 
 def residual_network(entries, images, blocks, norm, train):
-  """Returns the logits for images [N, H, W, C].
+  """Returns (logits, features) of images [N, H, W, C].
 
   A shortcut projects where `entries` hold a projection, a block has as many convolutions as they hold, and a first one
   of 7×7 is ImageNet's stem.
@@ -290,7 +235,8 @@ def residual_network(entries, images, blocks, norm, train):
         shortcut[:, first : first + x.shape[1]] = x[:, :, ::2, ::2]
         x = shortcut
       x = np.maximum(x + y, 0)
-  return x.mean((2, 3)) @ entries['linear.weight'].T + entries['linear.bias']
+  features = x.mean((2, 3))
+  return features @ entries['linear.weight'].T + entries['linear.bias'], features
 
 
 def torch_entries(variables, channels):
@@ -317,23 +263,27 @@ def torch_entries(variables, channels):
   return entries
 
 
-def check_forward_pass(model, blocks, norm, sample_shape, modes):
-  variables = draw(model, sample_shape)
+def check_forward_pass(model, variables, entries, blocks, norm, sample_shape):
   images = np.random.default_rng(1).uniform(0, 1, (3, *sample_shape)).astype(np.float32)
-  images *= np.float32([1, 0.5, 0.1]).reshape(
-    3, 1, 1, 1
-  )  # pixels are averaged, so that only contrast tells images apart
-  entries = torch_entries(variables, sample_shape[-1])
-  computed = jax.jit(lambda v: [model.apply(v, images, train)[0] for train in modes])(variables)
-  for train, logits in zip(modes, computed, strict=True):
-    expected = residual_network(entries, images, blocks, norm, train)
-    assert np.ptp(expected, axis=0).max() > 0.1
-    np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+  images *= np.float32([1, 0.5, 0.1]).reshape(3, 1, 1, 1)  # pixels are averaged: only contrast tells images apart
+  evaluated, trained, features = jax.jit(
+    lambda v: (model.apply(v, images, False)[0], model.apply(v, images, True)[0], model.features(v, images))
+  )(variables)
+  expected, pooled = residual_network(entries, images, blocks, norm, train=False)
+  after, _ = residual_network(entries, images, blocks, norm, train=True)
+  for ours, theirs in ((evaluated, expected), (trained, after), (features, pooled)):
+    assert np.ptp(theirs, axis=0).max() > 0.1
+    np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4 * np.abs(theirs).max())
+
+
+def check_drawn(model, blocks, norm, sample_shape):
+  variables = drawn(model, sample_shape)
+  check_forward_pass(model, variables, torch_entries(variables, sample_shape[-1]), blocks, norm, sample_shape)
 
 
 @pytest.mark.parametrize(('norm', 'project'), [('batch', False), ('group', True)])
 def test_two_blocks_against_numpy(norm, project):
-  check_forward_pass(small(norm, project), (1, 1), norm, (7, 6, 3), (False, True))
+  check_drawn(small(norm, project), (1, 1), norm, (7, 6, 3))
 
 
 def test_bottlenecks_with_the_weights_of_torchvision_against_numpy(tmp_path):
@@ -344,14 +294,8 @@ def test_bottlenecks_with_the_weights_of_torchvision_against_numpy(tmp_path):
     values = rng.uniform(0.5, 1.5, shape) if scale else rng.normal(size=shape) / np.sqrt(np.prod(shape[1:]) or 1)
     entries[name] = np.asarray(values, np.float32)
   variables = torch_weights.load(written('npz', entries, tmp_path), model, (19, 16, 3))
-  images = rng.uniform(0, 1, (3, 19, 16, 3)).astype(np.float32)
-  images *= np.float32([1, 0.5, 0.1]).reshape(3, 1, 1, 1)
   common = {name: values.astype(np.float64) for name, values in torch_weights.common_names(entries).items()}
-  computed = jax.jit(lambda v: [model.apply(v, images, train)[0] for train in (False, True)])(variables)
-  for train, logits in zip((False, True), computed, strict=True):
-    expected = residual_network(common, images, (2, 1), 'batch', train)
-    assert np.ptp(expected, axis=0).max() > 0.1
-    np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+  check_forward_pass(model, variables, common, (2, 1), 'batch', (19, 16, 3))
 
 
 @pytest.mark.slow
@@ -365,7 +309,7 @@ def test_bottlenecks_with_the_weights_of_torchvision_against_numpy(tmp_path):
   ],
 )
 def test_whole_networks_against_numpy(spec, blocks, norm, conv):
-  check_forward_pass(models.create(spec, 10, conv=conv), blocks, norm, (16, 16, 3), (False, True))
+  check_drawn(models.create(spec, 10, conv=conv), blocks, norm, (16, 16, 3))
 
 
 def test_an_odd_number_of_lacking_channels_is_padded_on_both_sides():
@@ -378,7 +322,7 @@ def test_an_odd_number_of_lacking_channels_is_padded_on_both_sides():
 
 def test_batch_norm_keeps_a_tenth_of_each_batch():
   model = small(blocks=(1,))
-  variables, images = draw(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (4, 8, 8, 1)).astype(np.float32)
+  variables, images = drawn(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (4, 8, 8, 1)).astype(np.float32)
   apply = jax.jit(model.apply, static_argnums=2)
   train, updated = apply(variables, images, True)
   evaluated, kept = apply(variables, images, False)
@@ -395,7 +339,7 @@ def test_batch_norm_keeps_a_tenth_of_each_batch():
 
 def test_group_norm_is_one_function_of_each_image_alone():
   model = small('group', blocks=(1,))
-  variables, images = draw(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 1)).astype(np.float32)
+  variables, images = drawn(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 1)).astype(np.float32)
   apply = jax.jit(model.apply, static_argnums=2)
   train, stats = apply(variables, images, True)
   np.testing.assert_allclose(apply(variables, images, False)[0], train, rtol=1e-6)
@@ -404,43 +348,8 @@ def test_group_norm_is_one_function_of_each_image_alone():
   np.testing.assert_allclose(apply(variables, neighbour, True)[0][0], train[0], rtol=1e-5)
 
 
-def test_logits_are_features_times_the_last_dense_layer():
-  model = small(blocks=(1,))
-  variables, images = draw(model, (8, 8, 1)), np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 1)).astype(np.float32)
-  logits, features = jax.jit(lambda v: (model.apply(v, images, False)[0], model.features(v, images)))(variables)
-  assert features.shape == (2, 4)
-  last = variables['params']['linear']
-  expected = np.asarray(features) @ last['kernel'] + last['bias']
-  np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def matching(model, variables, sample_shape, train):
-  """Returns (private and dummy images of three trials, the compiled objective of gradient matching with its slope)."""
-  private, dummy = np.random.default_rng(2).uniform(0, 1, (2, 3, 2, *sample_shape)).astype(np.float32)
-  labels = jnp.asarray([1, 3], jnp.int32)
-
-  def gradient(images):
-    def loss(params):
-      logits, _ = model.apply({**variables, 'params': params}, images, train)
-      return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels.reshape(2, 1), axis=1))
-
-    return jax.grad(loss)(variables['params'])
-
-  def distance(dummy, private):
-    return 1 - trees.cosine(gradient(dummy), gradient(private))
-
-  return private, dummy, jax.jit(jax.vmap(jax.value_and_grad(distance)))
-
-
-def test_a_step_of_gradient_matching_under_vmap_lowers_the_objective_as_its_slope_predicts():
-  model = small(blocks=(1,))
-  private, dummy, objective = matching(model, draw(model, (6, 6, 1)), (6, 6, 1), train=True)
-  before, slope = objective(dummy, private)
-  after, _ = objective(dummy - 1e-4 * np.sign(slope), private)
-  predicted = 1e-4 * np.abs(slope).sum((1, 2, 3, 4))
-  # The median, since the gradient of a ReLU network jumps where a unit changes its sign.
-  assert 0.8 < np.median((before - after) / predicted) < 1.2, (before, after, predicted)
-  assert objective(private, private)[0].max() < 1e-4 < before.min()
+def test_the_slope_of_gradient_matching_through_two_blocks():
+  check_second_order(small(blocks=(1,)), (6, 6, 1))
 
 
 @pytest.mark.parametrize('norm', ['batch', pytest.param('group', marks=pytest.mark.slow)])
@@ -451,49 +360,11 @@ def test_the_slope_of_gradient_matching_through_bottlenecks_and_the_pooling_of_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize('spec', ['resnet20(width=2)', 'resnet18(width=2,norm=group)', 'convnet9(width=2)'])
-def test_gradient_matching_descends_on_whole_networks(spec):
-  model = models.create(spec, 10, init='default')
-  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (12, 12, 1))
-  private, dummy, objective = matching(model, variables, (12, 12, 1), train=True)
-  values = []
-  for _ in range(30):
-    value, slope = objective(dummy, private)
-    values.append(value)
-    dummy = dummy - 3e-3 * np.sign(slope)
-  assert np.isfinite(values).all()
-  assert np.mean(values[-1]) < 0.95 * np.mean(values[0]), values
+def test_the_slope_of_gradient_matching_on_whole_networks(spec):
+  check_second_order(models.create(spec, 5, init='default'), (12, 12, 1))
 
 
-def test_pixels_are_standardised_inside_the_model():
-  images = np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 3)).astype(np.float32)
-  standard = (images - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
-  unit, imagenet = (
-    small(blocks=(1,)),
-    small(blocks=(1,), mean=PIXELS['imagenet'][0], std=PIXELS['imagenet'][1]),
-  )
-  variables = draw(unit, (8, 8, 3))
-  expected, given = jax.jit(lambda v: (unit.apply(v, standard, False)[0], imagenet.apply(v, images, False)[0]))(
-    variables
-  )
-  np.testing.assert_allclose(given, expected, rtol=1e-4, atol=1e-5)
-  kernel = shapes('resnet20(width=2,pixels=imagenet)', (8, 8, 1))['params']['conv1']['kernel']
-  assert kernel.shape == (2, 27)  # grey as three equal channels
-
-
-@pytest.mark.parametrize(
-  ('spec', 'words'),
-  [
-    ('resnet18(width=3,norm=group)', ['resnet18(width)', '3', 'even']),
-    ('resnet21', ["unknown model 'resnet21'", "did you mean 'resnet20'"]),
-    ('resnet56(stem=imagenet)', ["'stem'", 'resnet56', 'norm, pixels, width']),
-  ],
-)
-def test_bad_settings_are_named(spec, words):
-  with pytest.raises(errors.UsageError) as caught:
-    models.create(spec, 10)
-  assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-def test_convnet9_needs_nine_pixels():
-  with pytest.raises(errors.UsageError, match='8×32'):
-    shapes('convnet9(width=2)', (8, 32, 1))
+def test_pixels_are_standardised_by_the_statistics_of_imagenet():
+  assert PIXELS['imagenet'] == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+  grey = models.create('resnet20(width=2,pixels=imagenet)', 10)
+  assert shapes_of(grey, (8, 8, 1))['params']['conv1']['kernel'].shape == (2, 27)  # grey as three equal channels

@@ -13,6 +13,7 @@ import gradleak as gl
 from gradleak import models
 from gradleak.core import errors, trees
 from gradleak.models import torch_weights
+from tests.models.shapes import count, shapes
 
 V, D, HEADS, LENGTH = 11, 8, 2, 6
 GPT = f'gpt(vocabulary={V},width={D},layers=2,heads={HEADS},length={LENGTH},padding=10'
@@ -42,11 +43,6 @@ def run(spec, outputs, samples):
   return np.asarray(jax.jit(model.apply)(variables, jnp.asarray(samples))[0])
 
 
-def shapes(spec, outputs, length):
-  model = models.create(spec, outputs, init='default')
-  return jax.eval_shape(lambda key: model.init(key, (length,)), jax.random.key(0))['params']
-
-
 @pytest.mark.parametrize(
   ('spec', 'outputs', 'published'),
   [
@@ -55,7 +51,7 @@ def shapes(spec, outputs, length):
   ],
 )
 def test_published_sizes(spec, outputs, published):
-  assert sum(leaf.size for leaf in jax.tree.leaves(shapes(spec, outputs, 32))) == published
+  assert count(shapes(spec, (32,), outputs)) == published
 
 
 @pytest.mark.parametrize(('spec', 'outputs'), ALL)
@@ -297,7 +293,7 @@ def test_the_first_block_is_that_of_the_network(spec):
   seen = jnp.asarray(IDS != 10)[:, jnp.newaxis, :] & (
     jnp.tril(jnp.ones((5, 5), bool))[jnp.newaxis] | (not block.causal)
   )
-  attended = models.transformers.attention(*block.tokens(variables, x), block.heads, seen)
+  attended = models.layers.attention(*block.tokens(variables, x), block.heads, seen)
   mixed = block.mixed(variables, x if block.normalised_sum else plain, attended)
   following = block.following(variables, x if block.normalised_sum else plain, attended)
   squares = jax.jit(jax.grad(lambda params: jnp.sum(model.apply({'params': params}, ids)[0] ** 2)))

@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from gradleak import models
-from gradleak.core import errors, trees
+from gradleak.core import errors
 from gradleak.models import torch_weights, vgg
 from gradleak.models.model import from_flax
 from tests.models.second_order import check_second_order
+from tests.models.shapes import shapes, torch_sizes
 from tests.models.test_torch_weights import written
 
 # torchvision's configurations: channels of convolutions, M for pooling.
@@ -37,11 +38,6 @@ def features(name, norm, divisor=1, channels=3):
   return found
 
 
-def shapes(spec, sample_shape=(32, 32, 3)):
-  model = models.create(spec, 10)
-  return jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
-
-
 @pytest.mark.parametrize(
   ('name', 'norm', 'published', 'last'),
   [
@@ -52,11 +48,7 @@ def shapes(spec, sample_shape=(32, 32, 3)):
   ],
 )
 def test_features_are_those_of_torchvision(name, norm, published, last):
-  variables = shapes(f'{name}(norm={norm})')
-  found = {
-    torch_weights.torch_name(trees.path_names(path)[1:]): leaf.size
-    for path, leaf in jax.tree.leaves_with_path(variables)
-  }
+  found = torch_sizes(shapes(f'{name}(norm={norm})', (32, 32, 3)))
   assert (found.pop('linear.weight'), found.pop('linear.bias')) == (512 * 10, 10)
   assert found == {
     place: int(np.prod(shape)) for place, shape in features(name, norm).items() if 'tracked' not in place

@@ -328,12 +328,6 @@ def test_terminal_table_shows_the_strongest_adaptive_attacker_below_the_non_adap
                          if 'prune(rate=0.9)' in line)  # fmt: skip
 
 
-def test_terminal_table_says_what_only_the_non_adaptive_are_stopped_by(both):
-  text = ' '.join(terminal_table(both).split())
-  assert 'laplace(scale=0.1) hides all 4 images' in text
-  assert '4 of 4 (39–100 %) are recovered by an adaptive one, who knows it (prior)' in text
-
-
 def test_terminal_table_names_defenses_that_leave_traces(both):
   seen = [row | {'verdict': 'above chance', 'success': False} if row['defense'] != 'none' else row for row in both.rows]
   text = ' '.join(terminal_table(dataclasses.replace(both, rows=seen)).split())

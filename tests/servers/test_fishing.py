@@ -18,6 +18,7 @@ from gradleak.models import torch_weights
 from gradleak.servers import Observed, fishing
 from gradleak.servers.fishing import class_fishing, feature_fishing
 from gradleak.servers.fishing_search import class_fished, fish, last_layer
+from tests.attackers import run
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -117,20 +118,17 @@ def test_evidence_of_the_batch_becomes_that_of_one_sample(network, fished, small
     fishing.isolated(network[0], delta, 3)
 
 
+def recovered(attack, observation, starts):
+  """Returns the `Reconstruction` from each of several starts."""
+  return jax.vmap(lambda key: run(attack, key, observation)[0])(jax.random.split(jax.random.key(0), starts))
+
+
 @pytest.mark.slow
 def test_the_isolated_sample_is_recovered(fished, small_images):
   images, labels = small_images
   attack = class_fishing(target=3, inner='csdlg_fast', steps=150, tv=1e-5)(fished.client)
   observation = observed(fished, images, labels)
-
-  @jax.jit
-  @jax.vmap
-  def run(key_data):
-    state = attack.init(jax.random.wrap_key_data(key_data), observation)
-    state, _ = jax.lax.scan(lambda state, _: attack.step(state, observation), state, length=attack.num_steps)
-    return attack.reconstruct(state, observation)
-
-  found = run(jax.random.key_data(jax.random.split(jax.random.key(0), 2)))
+  found = recovered(attack, observation, 2)
   assert found.samples.shape == (2, 1, 8, 8, 1) and np.all(found.labels == 3)
   psnr = -10 * np.log10(np.mean((np.clip(found.samples[:, 0], 0, 1) - images[3]) ** 2, axis=(1, 2, 3)))
   print('PSNR', psnr)
@@ -385,15 +383,7 @@ def test_the_sample_that_was_isolated_is_recovered(pair, method):
   *_, state = states(server, sent, answer)
   observation = observation_of(*server.observed(state), sent.samples)
   made = attack(sent.client)
-
-  @jax.jit
-  @jax.vmap
-  def run(key_data):
-    state = made.init(jax.random.wrap_key_data(key_data), observation)
-    state, _ = jax.lax.scan(lambda state, _: made.step(state, observation), state, length=made.num_steps)
-    return made.reconstruct(state, observation)
-
-  found = run(jax.random.key_data(jax.random.split(jax.random.key(0), 4)))
+  found = recovered(made, observation, 4)
   best = np.clip(found.samples[np.argmin(found.objective)], 0, 1)
   psnr = -10 * np.log10(np.mean((best - sent.samples) ** 2, axis=(1, 2, 3)))
   print('PSNR', psnr)
@@ -456,14 +446,6 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
   ):
     with pytest.raises(errors.UsageError, match=message):
       prepared(fishing_for(**settings), sent, 8)
-
-
-def test_the_target_is_a_class_and_the_inner_attack_has_ranges(network):
-  for fishing_for in (class_fishing, feature_fishing):
-    with pytest.raises(errors.UsageError, match='steps is 0'):
-      fishing_for(steps=0)(None)
-    with pytest.raises(errors.UsageError, match='target is 10'):
-      fishing_for(target=10)(Client(network[0], 10))
 
 
 def test_public_images_that_are_alike_are_a_usage_error(classifier):

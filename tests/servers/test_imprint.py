@@ -24,14 +24,6 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
 @pytest.fixture(scope='module')
-def digits():
-  from sklearn.datasets import load_digits
-
-  data = load_digits()
-  return (data.images[:, :, :, None] / 16).astype(np.float32), data.target.astype(np.int32)
-
-
-@pytest.fixture(scope='module')
 def honest(digits):
   """Twelve digits, as many more times over that are public, and one dense layer."""
   model = models.from_functions(

@@ -49,14 +49,6 @@ class Convolutional(nn.Module):
 
 
 @pytest.fixture(scope='module')
-def digits():
-  from sklearn.datasets import load_digits
-
-  data = load_digits()
-  return (data.images[:, :, :, None] / 16).astype(np.float32), data.target.astype(np.int32)
-
-
-@pytest.fixture(scope='module')
 def faces():
   from skimage.data import lfw_subset
 
