@@ -121,7 +121,7 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   low, high = sorted((noisy, outpost), key=_shown)
   return [
     f'**{_share(low)} to {_share(high)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
-    f'under OUTPOST and Gaussian noise, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
+    f'with {noisy["settings"]["public"]:,} public digits, under OUTPOST and `{noisy["text"]}`, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed(_strengths(sorted(faces)))}.',
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '

@@ -17,6 +17,7 @@ from sphinx.application import Sphinx
 from experiments import judgement, pages
 from experiments.experiment import duration
 from gradleak.core.storage import made_folder
+from gradleak.report import captured
 from gradleak.threat.knowledge import TIERS
 
 DOCS = pathlib.Path(__file__).parents[1]
@@ -114,6 +115,7 @@ def _write(app: Sphinx) -> None:
     'cite.md': bibtex(yaml.safe_load((DOCS.parent / 'CITATION.cff').read_text('utf-8'))),
     'gallery.md': gallery(),
     'times.md': times(),
+    'captured.md': methods._grid(('column', 'what it is'), captured.terms().items()),
     'explorer.html': explorer(json.loads(STORED.read_text('utf-8'))['rows']),
   }
   for name, text in texts.items():

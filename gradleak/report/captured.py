@@ -49,17 +49,22 @@ def render_captured(result: Captured) -> str:
       *([_verdicts(result)] if result.rows else []),
       _granted(result),
       blocks.Section('settings', 'Settings', [every_setting(config)]),
-      blocks.Section('reading', 'How to read this page', [blocks.Terms([
-        ('Mismatch', [said('captured.mismatch')]),
-        ('On noise (control)', [said('captured.on_noise')]),
-        (said('captured.neutral_head').capitalize(), [said('captured.neutral_term', neutral=said('captured.neutral'))]),
-        ('Objective, distance', [said('captured.objective')]),
-        ('Like the control, controls alike', [said('captured.likeness', likeness=said('captured.alike'))]),
-      ])]),
+      blocks.Section('reading', 'How to read this page', [blocks.Terms([(name, [text]) for name, text in terms().items()])]),
     ],
     [blocks.Text(versions), *sources(result.citations)],
   )  # fmt: skip
   return html.page(made)
+
+
+def terms() -> dict[str, str]:
+  """Returns what the columns of the table and of the page mean."""
+  return {
+    'Mismatch': said('captured.mismatch'),
+    'On noise (control), closer than': said('captured.on_noise'),
+    said('captured.neutral_head').capitalize(): said('captured.neutral_term', neutral=said('captured.neutral')),
+    'Objective, distance': said('captured.objective'),
+    'Like the control, controls alike': said('captured.likeness', likeness=said('captured.alike')),
+  }
 
 
 def _check(result: Any) -> Captured:

@@ -52,6 +52,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]], pages: str = ''
     note = blocks.Text(said('leaderboard.former', version=f'{FAMILY}-{newest}'), 'note')
     sections.append(blocks.Section('former', 'Earlier versions', [note, *former]))
   defenses = len({entry['text'] for of in versions[newest] for entry in of} - {'none'})
+  few = any(entry['trials'] < ENOUGH for of in versions[newest] for entry in of)
   sorts = blocks.Html(f'<span class="sorts" hidden>{said("leaderboard.sorts")}</span>')
   submit = [blocks.Bullets([said(f'leaderboard.submit_{step}') for step in ('run', 'add', 'check', 'send')])]
   sections.append(blocks.Section('submit', 'How to submit', submit))
@@ -63,6 +64,7 @@ def render_leaderboard(entries: Mapping[str, Mapping[str, Any]], pages: str = ''
     [
       blocks.Text(said('leaderboard.heading', defenses=defenses, tasks=len(shown)), 'meaning'),
       blocks.Text(text(said('leaderboard.order'), sorts), 'note'),
+      *([blocks.Text(said('leaderboard.few', enough=ENOUGH), 'note')] if few else []),
       _tools(entries, pages),
     ],
     sections,
@@ -99,7 +101,8 @@ def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
   for kind, (of, made) in kinds.items():
     coded = base64.b64encode(made.encode()).decode()
     files.append(f'<a download="leaderboard.{kind}" href="data:{of};base64,{coded}">{kind.upper()}</a>')
-  methods = f' <a href="{pages}index.html">All methods</a>' if pages else ''
+  places = {'../index.html': 'Documentation', '../which_defense.html': 'Which defense?', 'index.html': 'All methods'}
+  methods = ''.join(f' <a href="{pages}{place}">{name}</a>' for place, name in places.items()) if pages else ''
   return blocks.Html(f'<p class="tools">{finds} <span>All of it: {", ".join(files)}</span>{methods}</p>')
 
 
@@ -159,8 +162,10 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   changed = headline.recovering(malicious)
   found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
   advice = [*deploy.advice(ordered)]
+  held = {entry['settings']['public'] for entry in entries if 'public' in entry.get('settings', ())}
   parts = [
     blocks.Text(found, 'meaning') if works else None,
+    *([blocks.Text(worded(said('leaderboard.granted', n=held.pop())), 'note')] if len(held) == 1 else []),
     blocks.Heading(said('deploy.title')),
     blocks.Bullets(list(map(str, advice)), 'meaning'),
     _board(ordered, pages, works),
@@ -255,7 +260,8 @@ def _method(entry: Mapping[str, Any], pages: str) -> blocks.Cell:
   """Returns the name of a defense, which leads to its page; a chain has a link for each of its parts."""
   shown = method(entry['defense'], entry['published'])
   names = [one.name for one in grammar.parse_chain(entry['text'], 'defense') if one.name != 'none'] if pages else []
-  text_ = [entry['defense'] != entry['text'] and entry['text'], privacy.brief(entry)]
+  epsilon = privacy.brief(entry)
+  text_ = [entry['defense'] != entry['text'] and entry['text'], epsilon and f'{epsilon} per upload']
   if len(names) == 1:
     shown = link(shown, f'{pages}{names[0]}.html')
   elif names:

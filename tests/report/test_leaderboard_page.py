@@ -254,7 +254,7 @@ def test_an_epsilon_stands_below_the_name_of_its_defense():
   private = 'clip(norm=1)+gaussian(stddev=2)'
   made = board(found({'none': ['exact'] * 4, private: ['nothing seen'] * 4, 'laplace(scale=0.1)': ['exact'] * 4}))
   page = Page(render_leaderboard(made))
-  assert cells(page, f'{private}ε ≤ 4.8')[0] and cells(page, 'laplace(scale=0.1)')[0]
+  assert cells(page, f'{private}ε ≤ 4.8 per upload')[0] and cells(page, 'laplace(scale=0.1)')[0]
   text = ' '.join(' '.join(page.text).split())
   assert 'in the neighbouring relation “replace one” at δ = 1e-05' in text
   assert 'Differential privacy: no ε: nothing bounds the norm' in text
