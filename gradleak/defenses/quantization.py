@@ -118,7 +118,7 @@ def _adaptive(update: jax.Array, weight: float) -> jax.Array:
 
 def _width(span: Any, weight: float, itemsize: int) -> jax.Array:
   """Returns the bits of an entry of a tensor whose entries have this range, at least 1."""
-  squared = jnp.asarray(span, jnp.float32) * (8 * itemsize * np.log(4)) / jnp.asarray(weight, jnp.float32)
+  squared = jnp.asarray(span, jnp.float32) * float(8 * itemsize * np.log(4)) / jnp.asarray(weight, jnp.float32)
   return jnp.maximum(jnp.ceil(jnp.log2(jnp.maximum(jnp.ceil(jnp.sqrt(squared)), 1.0))), 1.0)
 
 
