@@ -71,7 +71,7 @@ def _peeling(sent, run, seed):
   del run, seed
   layers = sent.client.model.layers(sent.sample_shape)
   known = (dense_layers(layers, tree) for tree in (sent.variables['params'], sent.update))
-  return peel(*known, len(sent.targets)).samples
+  return peel(*known, len(sent.targets)).images
 
 
 METHODS = {

@@ -408,7 +408,9 @@ def test_the_example(tmp_path, monkeypatch, capsys):
   assert 'report: results/captured/report.html' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('missing', ['bias', *(pytest.param(late, marks=pytest.mark.slow) for late in ('kernel', None))])
+@pytest.mark.parametrize(
+  'missing', ['bias', *(pytest.param(late, marks=pytest.mark.slow) for late in ('kernel', None))]
+)
 def test_a_tensor_that_is_missing_is_not_compared(affine, missing):
   """Labels are read from what is there."""
   update = affine.update()

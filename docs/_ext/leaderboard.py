@@ -25,7 +25,7 @@ ATTACKERS = {
   'malicious': 'a malicious server, by its own attacks alone',
   'list': 'a server with a list of suspects',
 }
-_ANSWERS = ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind')  # findings of `deploy.advice`
+_ANSWERS = ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind', 'unpriced')  # findings of `deploy.advice`
 
 
 def tasks(entries: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> str:
@@ -66,10 +66,11 @@ def _led(found: Mapping[str, Sequence[Finding]]) -> str:
   """Returns the answer for a curious server, and for one with a list of suspects, over all tasks."""
   seen = [finding for finding in found['honest'] if 'best' in finding.facts]
   best = listed(f'`{one}`' for one in dict.fromkeys(finding.facts['best'] for finding in seen))
+  recovered = sum(_kind(finding)[0] != 'blind' for finding in found['honest'])
   hidden = [finding for finding in seen if _kind(finding)[0] == 'hidden']
   told = f'**Against a curious server {best} show{"" if " and " in best else "s"} least, by the task.** '
   told += f'At most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, on '
-  told += f'{len(hidden) or "none"} of the {len(seen)} tasks where undefended samples are recovered. '
+  told += f'{len(hidden) or "none"} of the {recovered} tasks where undefended samples are recovered. '
   if {_kind(finding)[0] for finding in found.get('list', ())} == {'everyone'}:
     told += 'None of them hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
@@ -82,6 +83,10 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
     return f'none hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+  if kind == 'unpriced':
+    names = facts['names']
+    least = listed(f'`{one}`' for one in names) if len(names) < 5 else f'{len(names)} defenses'
+    return f'{least}: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), cost unknown'
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
   shown += f'costs {facts["cost"]}'
   return {'hidden': f'**deploy** {shown}', 'undecided': f'{shown}; more uploads would decide'}.get(
@@ -104,9 +109,7 @@ def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, 
     newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
   kept = [entry for name, entry in entries.items() if number_of(entry) == newest[task[name]]]
   grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept)
-  return sorted(
-    grouped.values(), key=lambda of: (-number_of(of[0]), of[0]['task']['dataset'], of[0]['task']['model'])
-  )
+  return sorted(grouped.values(), key=lambda of: (-number_of(of[0]), of[0]['task']['dataset'], of[0]['task']['model']))
 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -121,7 +124,8 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   low, high = sorted((noisy, outpost), key=_shown)
   return [
     f'**{_share(low)} to {_share(high)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
-    f'with {noisy["settings"]["public"]:,} public digits, under OUTPOST and `{noisy["text"]}`, which cost at most {_at_most(noisy, outpost)} points of accuracy.',
+    f'that holds public digits, under OUTPOST and `{noisy["text"]}`, which cost at most '
+    f'{_at_most(noisy, outpost)} points of accuracy.',
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed(_strengths(sorted(faces)))}.',
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '

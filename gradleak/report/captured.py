@@ -49,7 +49,9 @@ def render_captured(result: Captured) -> str:
       *([_verdicts(result)] if result.rows else []),
       _granted(result),
       blocks.Section('settings', 'Settings', [every_setting(config)]),
-      blocks.Section('reading', 'How to read this page', [blocks.Terms([(name, [text]) for name, text in terms().items()])]),
+      blocks.Section('reading', 'How to read this page', [
+        blocks.Terms([(name, [meaning]) for name, meaning in terms().items()])
+      ]),
     ],
     [blocks.Text(versions), *sources(result.citations)],
   )  # fmt: skip

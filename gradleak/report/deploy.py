@@ -25,8 +25,13 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   undefended = [entry for entry in entries if entry['text'] == 'none']
   defended = [entry for entry in entries if entry['text'] != 'none']
   cheap = [entry for entry in defended if affordable(entry)]
-  told = [one for side in ('honest', 'malicious') for one in _side(side, undefended, [e for e in cheap if e[side]])]
-  named = _likelihood(undefended, cheap)
+  priced = any(entry['cost'] for entry in defended)
+  told = [
+    one
+    for side in ('honest', 'malicious')
+    for one in _side(side, undefended, [entry for entry in (cheap if priced else defended) if entry[side]], priced)
+  ]
+  named = _likelihood(undefended, cheap if priced else defended)
   told += named
   unknown = [entry['defense'] for entry in defended if entry['cost'] is None]
   dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
@@ -34,7 +39,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
   told += [found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else []
   hiding = [one for one in _likelihood(undefended, dear) if one.name == 'deploy.listed']
-  return told + [found('deploy.dear', **one.facts) for one in hiding if [one.name for one in named] == ['deploy.everyone']]
+  return told + [
+    found('deploy.dear', **one.facts) for one in hiding if [one.name for one in named] == ['deploy.everyone']
+  ]
 
 
 def affordable(entry: Mapping[str, Any]) -> bool:
@@ -61,14 +68,21 @@ def _seen(entry: Mapping[str, Any], side: str) -> list[float]:
   return [one['high'] for one in (*(one for one in levels if one['level'] == SHOWN), *levels)]
 
 
-def _side(side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
-  """Returns what is to be said of one kind of server."""
+def _side(
+  side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]], priced: bool
+) -> list[Finding]:
+  """Returns what is to be said of one kind of server; `priced`: whether costs are known."""
   open_ = [_level(entry, side) for entry in undefended if entry[side]]
   if open_ and not any(one['count'] for one in open_):
     return [found(f'deploy.blind_{side}', n=open_[0]['n'])]
   if not open_ or not cheap:
     return []
 
+  if not priced:
+    least = min(_seen(entry, side) for entry in cheap)
+    names = [entry['defense'] for entry in cheap if _seen(entry, side) == least]
+    level = next(_level(entry, side) for entry in cheap if entry['defense'] == names[0])
+    return [found(f'deploy.unpriced_{side}', names=names, number=len(names), **level)]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
   level = _level(best, side)
   high = level['range']['success_high']
@@ -82,9 +96,13 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
   bare = [entry['likelihood'] for entry in undefended if entry.get('likelihood')]
   if not known or not any(_named(one)[0] > 1 / (one['candidates'] + 1) for one in bare):
     return []
-  best = min(known, key=lambda entry: (_named(entry['likelihood'])[1], entry['cost']['points']))
+  best = min(known, key=lambda entry: (_named(entry['likelihood'])[1], (entry['cost'] or {}).get('points', 0)))
   seen = best['likelihood']
-  facts = {'best': best['defense'], 'cost': _price(best), **{key: seen[key] for key in ('identified', 'n', 'candidates')}}
+  facts = {
+    'best': best['defense'],
+    'cost': _price(best),
+    **{key: seen[key] for key in ('identified', 'n', 'candidates')},
+  }
   everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)
   return [found('deploy.everyone' if everyone else 'deploy.listed', **facts)]
 
@@ -92,6 +110,8 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
 def _price(entry: Mapping[str, Any]) -> str:
   """Returns the accuracy that a defense costs, with its interval where it is known."""
   cost = entry['cost']
+  if cost is None:
+    return 'an unknown number of points'
   ends = ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
   return f'{minus(number(cost["points"]))} points' + (f' ({ends})' if ends else '')
 

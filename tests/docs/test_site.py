@@ -339,15 +339,15 @@ def test_answers_are_those_of_the_leaderboard(extensions):
   board = extensions('leaderboard')
   entries = leaderboard.read(ROOT / 'results' / 'leaderboard')
   text = board.answers(entries)
-  best = {
-    finding.facts['best'] for of in board._newest(entries) for finding in deploy.advice(of) if 'best' in finding.facts
-  }
+  facts = [finding.facts for of in board._newest(entries) for finding in deploy.advice(of)]
+  best = {name for one in facts for name in [*([one['best']] if 'best' in one else []), *one.get('names', ())]}
   named = set(re.findall(r'`([^`]+)`', text))
   assert named <= best and text.count('\n| ') == len(board._newest(entries)) + 2
   led, table = text.split('\n\n', 1)
   for line, of in zip(table.split('\n')[2:], board._newest(entries), strict=False):
     told = {finding.name.removeprefix('deploy.'): finding.facts for finding in deploy.advice(of)}
-    assert line.startswith(f'| {of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]} |')
+    assert line.startswith(f'| {of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]} ')
+    assert (' (AutoLeak-1, ' in line) == (board.number_of(of[0]) == 1)
     for kind, facts in told.items():
       if kind.endswith('_honest') and 'best' in facts:
         assert f'`{facts["best"]}` ' in led and f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
@@ -356,7 +356,7 @@ def test_answers_are_those_of_the_leaderboard(extensions):
       elif kind == 'blind_honest':
         assert f'reconstructions fail even undefended (0 of {facts["n"]})' in line
   names = [finding.name for of in board._newest(entries) for finding in deploy.advice(of)]
-  assert ('Nothing here hides whose sample' in led) == ('deploy.listed' not in names)
+  assert ('None of them hides whose sample' in led) == ('deploy.listed' not in names)
   recovered = sum(name.endswith('_honest') and not name.startswith('deploy.blind') for name in names)
   assert f'on {names.count("deploy.hidden_honest") or "none"} of the {recovered} tasks' in led
 
@@ -369,8 +369,8 @@ def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
   named = words.found('deploy.listed', best='a', identified=1, n=9, candidates=99)
   led = extensions('leaderboard')._led
   text = led({'honest': [hidden], 'list': [named]})
-  assert '`a` shows least' in text and 'on 1 of the 1 tasks' in text and 'Nothing here hides' not in text
-  assert 'Nothing here hides' not in led({'honest': [hidden]})
+  assert '`a` shows least' in text and 'on 1 of the 1 tasks' in text and 'None of them hides' not in text
+  assert 'None of them hides' not in led({'honest': [hidden]})
 
 
 def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
@@ -382,7 +382,8 @@ def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
   tasks = board._newest(entries)
   assert text.count('### ') == len(tasks) and 'shows least' not in text and 'not counted here' in text
   pictures = re.findall(r'\(_deploy/(shares-\d\.png)\)', text)
-  assert len(pictures) == len(tasks) == len(set(pictures))
+  priced = [of for of in tasks if any(entry['cost'] for entry in of)]
+  assert len(pictures) == len(priced) == len(set(pictures))
   assert all((tmp_path / one).read_bytes().startswith(b'\x89PNG') for one in pictures)
 
 

@@ -9,6 +9,7 @@ import pytest
 import experiments
 from experiments import peeling, separation, spear, table
 from experiments.study import SCALES
+from gradleak import Client, models
 from gradleak.attacks.peeling import Peeled
 from gradleak.attacks.spear import Separated
 
@@ -76,6 +77,15 @@ def test_only_what_is_exact_and_labelled_counts(digits):
   assert peeling.judged(peeled, images, truth) == (2, 3, pytest.approx(40))  # one twice, one at 40 dB, one mislabelled
   none = peeled._replace(images=np.zeros((0, 64)), labels=np.zeros(0, int))
   assert peeling.judged(none, images, truth)[:2] == (0, 0)
+
+
+def test_a_batch_is_peeled_to_its_images(digits):
+  images, truth = digits[0][:2], digits[1][:2].astype(np.int32)
+  client = Client(models.create('mlp(widths=64)', 10, init='default'), 10)
+  variables = client.model.init(jax.random.key(0), (8, 8, 1))
+  update = client.local_update(None, variables, images, truth).update
+  found = separation.METHODS['peeling'](separation.Sent(client, variables, update, truth, (8, 8, 1)), None, 0)
+  assert len(found) and min(np.abs(found[0] - image.ravel()).max() for image in images) < 1e-3
 
 
 def test_differences_are_paired():

@@ -64,7 +64,14 @@ def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():
   assert [one.name for one in told] == ['deploy.shown_honest', 'deploy.unknown', 'deploy.costly']
   assert told[0].facts['best'] == 'cheap' and told[1].facts['names'] == ['unknown']
   assert told[2].facts['names'] == ['dear', 'chance']
-  assert names(NONE, entry('unknown', 0, cost=None)) == ['unknown']
+
+
+def test_without_any_cost_those_that_show_least_are_named():
+  entries = [entry(name, shown, malicious=4, cost=None) for name, shown in (('a', 0), ('b', 30), ('c', 0))]
+  told = deploy.advice([NONE, *entries])
+  assert [one.name for one in told] == ['deploy.unpriced_honest', 'deploy.unpriced_malicious', 'deploy.unknown']
+  assert told[0].facts['names'] == ['a', 'c'] and told[1].facts['names'] == ['a', 'b', 'c']
+  assert '`a` and `c` show least: 0 of 40 images are recognisable (0–9 %). What they cost is unknown.' in str(told[0])
 
 
 def test_a_task_on_which_no_attack_works_says_so():
