@@ -37,7 +37,7 @@ def judged(
   """Returns of each comparison one of `SAID`.
 
   It holds, or does not, where the whole 95 % interval of the difference says so; all else is undecided. So is what is
-  said of a figure that we do not have, and what needs an undefended attack that works where none does, see `lacking`.
+  said of a figure that we do not have, or what needs an undefended attack that works, see `lacking`.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   lacks = lacking(experiment, outcomes, scale, claim)
@@ -49,8 +49,8 @@ def lacking(
 ) -> dict[Ordered, list[tuple[Cell, Outcome]]]:
   """Returns of each comparison the undefended runs that fail, where it needs one that works; [] where it needs none.
 
-  What is said of a defense needs one in its column (`judgement.conclusive`). That a figure of a reconstruction is below
-  a bound, or two are alike, may mean that nothing is seen anywhere: this needs one in the table.
+  What is said of a defense needs one in its column (`judgement.conclusive`). A figure of a reconstruction may be below
+  a bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the table.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   allowed = dict(zip(found, judgement.conclusive(experiment, outcomes, scale), strict=True))
@@ -130,7 +130,7 @@ def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale:
 
 
 def why(lacks: Mapping[Ordered, Sequence[tuple[Cell, Outcome]]]) -> str:
-  """Returns the sentence on the undefended runs that fail, for want of which comparisons are undecided; '' for none."""
+  """Returns the sentence on the undefended runs whose failure leaves comparisons undecided; '' for none."""
   failing = dict.fromkeys(
     (cell.column, cell.row, one.recovered, one.remark) for of in lacks.values() for cell, one in of
   )
