@@ -160,6 +160,8 @@ def test_a_claim_follows_from_the_rows(monkeypatch):
   reason = claimed(monkeypatch, (*failing, *BLIND, *SEEN))[1]
   assert reason.startswith('Here: undecided. ')
   assert reason.endswith('Even without a defense the attack recovers nothing here: digits, none (0 of 3).')
+  both = toy((*CELLS, *(cell._replace(column='faces') for cell in CELLS[:2])))
+  assert claimed(monkeypatch, (*failing, *BLIND, *SEEN, *failing), experiment=both)[1] == reason  # of its column alone
   chance = tuple(one._replace(recovered=None) for one in failing)
   assert 'Even without a defense the model is at chance here: ' in claimed(monkeypatch, (*chance, *BLIND, *SEEN))[1]
   lost = (BLIND[0]._replace(mean=None), BLIND[1])
@@ -205,6 +207,11 @@ def test_that_nothing_is_seen_says_nothing_where_every_undefended_attack_fails(c
   assert list(claims.judged(experiment, blind, 'paper', [claim]).values()) == [fails]
   said = claims.why(claims.lacking(experiment, blind, 'paper', [claim]))
   assert said.startswith('Even without a defense the attack recovers nothing here: ') == (fails == 'undecided')
+
+
+def test_a_bound_on_what_is_no_picture_needs_no_attack_that_works():
+  cell, claim = Cell('digits', 'none', 'largest_error', 'run', 'none'), Ordered('digits | none | largest_error', '0.1')
+  assert claims.judged(toy([cell]), BLIND[1:], 'paper', [claim]) == {claim: 'holds'}
 
 
 def test_a_raw_upload_that_nobody_reads_contradicts_no_claim_that_it_leaks(made):
