@@ -658,6 +658,8 @@ def test_one_step_of_adam_is_attacked_by_its_signs(adam, dense):
   assert last.closer == 2 and not last.inconclusive and last.mismatch < 0.9 * last.grey
   assert any('signs times a rate' in text for text in found.warnings)
   assert any('for the sign of the gradient' in sentence for sentence in last.granted)
+  tiers = [sentence for one in found.inversions for sentence in one.granted if sentence.startswith('Threat model')]
+  assert [sentence[:14] for sentence in tiers] == ['Threat model A', 'Threat model C']  # one knows how the client trains
 
 
 def test_an_objective_that_does_not_move_is_inconclusive(adam):
