@@ -659,7 +659,7 @@ def test_one_step_of_adam_is_attacked_by_its_signs(adam, dense):
   assert any('signs times a rate' in text for text in found.warnings)
   assert any('for the sign of the gradient' in sentence for sentence in last.granted)
   tiers = [sentence for one in found.inversions for sentence in one.granted if sentence.startswith('Threat model')]
-  assert [sentence[:14] for sentence in tiers] == ['Threat model A', 'Threat model C']  # one knows how the client trains
+  assert [sentence[:14] for sentence in tiers] == ['Threat model A', 'Threat model C']  # knows the training
 
 
 def test_an_objective_that_does_not_move_is_inconclusive(adam):
