@@ -4,7 +4,7 @@ The sentence of a claim is an experiment's `shows`; `CLAIMS` says which figures 
 No verdict is typed: a claim that the rows contradict is said to not hold.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments import comparison, judgement
@@ -37,21 +37,54 @@ def judged(
   """Returns of each comparison one of `SAID`.
 
   It holds, or does not, where the whole 95 % interval of the difference says so; all else is undecided. So is what is
-  said of a defense whose undefended run fails (`judgement.conclusive`), or of a figure that we do not have.
+  said of a figure that we do not have, or what needs an undefended attack that works, see `lacking`.
+  """
+  found = comparison.by_place(experiment.cells, outcomes)
+  lacks = lacking(experiment, outcomes, scale, claim)
+  return {one: SAID[2] if lacks[one] else _word(found, one) for one in claim}
+
+
+def lacking(
+  experiment: Experiment, outcomes: Sequence[Outcome], scale: str, claim: Sequence[Ordered]
+) -> dict[Ordered, list[tuple[Cell, Outcome]]]:
+  """Returns of each comparison the undefended runs that fail, where it needs one that works; [] where it needs none.
+
+  What is said of a defense needs one in its column (`judgement.conclusive`). A figure of a reconstruction may be below
+  a bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the table.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   allowed = dict(zip(found, judgement.conclusive(experiment, outcomes, scale), strict=True))
-  said = {}
+  alone = [each for each, bare in zip(found.values(), judgement.undefended(experiment, scale), strict=True) if bare]
+  failing = [(cell, outcome) for cell, outcome in alone if outcome.failed]
+  lacks = {}
   for one in claim:
-    named = [place for place in (_place(one.one), _place(one.other)) if not isinstance(place, float)]
-    ends = _difference(found, one) if all(allowed[place] for place in named) else None
-    low, high = ends or (-float('inf'), float('inf'))
-    if one.alike:
-      true, false = -one.margin <= low and high <= one.margin, low > one.margin or high < -one.margin
+    named = places([one])
+    metrics = {metric for _, _, metric in named}
+    columns = {(column, metric) for column, _, metric in named}
+    if not all(allowed[place] for place in named):
+      lacks[one] = [each for each in failing if (each[0].column, each[0].metric) in columns]
+    elif len(failing) == len(alone) and all(map(judgement.pictured, metrics)) and _blind(one) == _word(found, one):
+      lacks[one] = [each for each in failing if each[0].metric in metrics]
     else:
-      true, false = (high < 0 if one.margin == 0 else high <= one.margin), low > one.margin
-    said[one] = SAID[0] if true else SAID[1] if false else SAID[2]
-  return said
+      lacks[one] = []
+  return lacks
+
+
+def _blind(one: Ordered) -> str:
+  """Returns which of `SAID` an attack that shows nothing leads to; '' for an order of two figures."""
+  if one.alike or isinstance(_place(one.other), float):
+    return SAID[0]
+  return SAID[1] if isinstance(_place(one.one), float) else ''
+
+
+def _word(found: dict, one: Ordered) -> str:
+  """Returns which of `SAID` the interval of a difference is."""
+  low, high = _difference(found, one) or (-float('inf'), float('inf'))
+  if one.alike:
+    true, false = -one.margin <= low and high <= one.margin, low > one.margin or high < -one.margin
+  else:
+    true, false = (high < 0 if one.margin == 0 else high <= one.margin), low > one.margin
+  return SAID[0] if true else SAID[1] if false else SAID[2]
 
 
 def whole(said: Iterable[str]) -> str:
@@ -88,10 +121,25 @@ def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale:
   counts = {word: list(said.values()).count(word) for word in SAID}
   text = f'{whole(said.values())}. Of its comparisons {counts["holds"]} hold, {counts["does not hold"]} do not, '
   text += f'{counts["undecided"]} are undecided.'
+  reason = why(lacking(experiment, outcomes, scale, claim))
+  text += f' {reason}' if reason else ''
   found = comparison.by_place(experiment.cells, outcomes)
   against = [_written(found, one) for one, word in said.items() if word == SAID[1]]
   more = f' And {len(against) - SHOWN} more.' if len(against) > SHOWN else ''
   return ' '.join([text, *against[:SHOWN]]) + more
+
+
+def why(lacks: Mapping[Ordered, Sequence[tuple[Cell, Outcome]]]) -> str:
+  """Returns the sentence on the undefended runs whose failure leaves comparisons undecided; '' for none."""
+  failing = dict.fromkeys(
+    (cell.column, cell.row, one.recovered, one.remark) for of in lacks.values() for cell, one in of
+  )
+  if not failing:
+    return ''
+  what = 'the model is at chance' if any(count is None for *_, count, _ in failing) else 'the attack recovers nothing'
+  named = [f'{column}, {row} ({remark})' for column, row, _, remark in failing]
+  more = f' and {len(named) - SHOWN} more' if len(named) > SHOWN else ''
+  return f'Even without a defense {what} here: {"; ".join(named[:SHOWN])}{more}.'
 
 
 def _written(found: dict, one: Ordered) -> str:

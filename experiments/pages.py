@@ -205,7 +205,16 @@ def _line(table: Judged, stored: results.Stored | None, scale: str) -> tuple[str
   counting = sum(numbers[status] for status in comparison.VERDICTS)
   order = ' : '.join(str(pairs[kind]) for kind in judgement.ORDERS[:2]) if any(pairs.values()) else ''
   agree = f'{numbers[comparison.VERDICTS[0]]} of {counting}' if counting else ''
-  return _link(table), claim, f'**{held}**' if (held := _held(table)) else 'no claim', order, agree
+  return _link(table), claim, _here(table), order, agree
+
+
+def _here(table: Judged) -> str:
+  """Returns whether the claim of a table that was run holds; of an undecided one, whether every attack fails."""
+  held, name = _held(table), table.experiment.name
+  if not held or table.outcomes is None:
+    return 'no claim'
+  lacks = claims.lacking(table.experiment, table.outcomes, table.scale, claims.CLAIMS[name])
+  return f'**{held}**' + (', as no undefended run works' if held == claims.SAID[2] and all(lacks.values()) else '')
 
 
 def _state(table: Judged, stored: results.Stored | None, scale: str) -> str:

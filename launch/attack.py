@@ -26,7 +26,9 @@ with _program.group('what was captured'):
   _GIVEN.string('returned', None, 'In place of --update: file with the weights that the client returned.')
   _GIVEN.shared('weights', *NETWORK, weights=(None, 'File with the weights that the client was sent, likewise.'))
   _GIVEN.string('sent', None, 'The same as --weights.')
-  _GIVEN.string('truth', None, "File of numpy.savez with the private 'samples' and 'targets', for verdicts.")
+  _GIVEN.string(
+    'truth', None, "File of numpy.savez with the private 'samples' and 'targets', and a 'gallery', for verdicts."
+  )
   _GIVEN.shared(
     'dataset',
     'split',

@@ -316,6 +316,10 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
     ({'recognised': 0}, {}, False, False, 're-identified'),
     ({'recognised': 0, 'psnr': 5.0}, {}, False, False, 're-identified'),
     ({'recognised': 0}, {'identified': 1.0}, False, False, 'above chance'),
+    ({'candidates': 98}, {}, True, True, 'recognisable'),
+    ({'candidates': 0, 'psnr': 10.0}, {}, False, False, 'inconclusive'),  # rank 1 is certain: the control decides
+    ({'candidates': 98, 'pearson': 0.3}, {}, False, False, 'inconclusive'),
+    ({'candidates': 99, 'pearson': 0.3}, {}, True, True, 'recognisable'),
     ({'recognised': 0, 'candidates': 98}, {}, False, False, 'above chance'),  # chance would do it in one of 99 cases
     ({'recognised': 0, 'candidates': 99}, {}, False, False, 're-identified'),
     ({'recognised': 0, 'pearson': 0.3}, {}, False, False, 'inconclusive'),  # beyond the control means beyond

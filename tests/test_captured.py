@@ -600,11 +600,29 @@ def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
     dense.attack(dense.update(), **options)
 
 
+def test_among_few_others_the_control_decides_what_is_recognised():
+  """An image of noise was called recognisable: the rank is certain, and the thumbnail shows nothing."""
+  shape, number = (12, 12, 1), np.random.default_rng(0)
+  image, others = (number.uniform(size=(count, *shape)).astype(np.float32) for count in (1, 120))
+  owned = Case(gl.models.mlp(10, widths=16), image, np.array([3]))
+  verdicts, notes = [], []
+  for steps, gallery in ((10, []), (20, []), (10, [others[:98]]), (10, [others])):
+    options = {'sample_shape': shape, 'controls': 4, 'attacks': [gl.attacks.csdlg_fast(steps=steps)]}
+    found = owned.attack(owned.update(), truth=(image, [3], *gallery), **options)
+    (row,) = found.rows
+    verdicts.append(row['verdict'])
+    notes.append('is not judged: this needs 99 candidates' in report.render_captured(found))
+    assert row['recognised'] == 1 and notes[-1] == ('needs 99 candidates' in report.captured_table(found))
+  assert verdicts == ['inconclusive', 'recognisable', 'inconclusive', 'recognisable']
+  assert notes == [True, True, True, False] and row['candidates'] == 120
+
+
 def test_a_truth_that_does_not_fit_is_refused(dense):
   for truth, message in [
     (dense.samples[:1], r'truth is .*, expected \(samples, targets\)'),
     ((dense.samples[:1], [10]), 'has the label 10'),
     ((dense.samples[:1] * 3, dense.targets[:1]), r'\[0, 1\]'),
+    ((dense.samples[:1], dense.targets[:1], dense.samples[:, :4]), 'the gallery is .*, expected floats'),
   ]:
     with pytest.raises(gl.UsageError, match=message):
       dense.attack(dense.update(), truth=truth, attacks=[gl.attacks.fidel()])
@@ -642,6 +660,8 @@ def test_one_step_of_adam_is_attacked_by_its_signs(adam, dense):
   assert last.closer == 2 and not last.inconclusive and last.mismatch < 0.9 * last.grey
   assert any('signs times a rate' in text for text in found.warnings)
   assert any('for the sign of the gradient' in sentence for sentence in last.granted)
+  tiers = [sentence for one in found.inversions for sentence in one.granted if sentence.startswith('Threat model')]
+  assert [sentence[:14] for sentence in tiers] == ['Threat model A', 'Threat model C']  # knows the training
 
 
 def test_an_objective_that_does_not_move_is_inconclusive(adam):
@@ -671,6 +691,9 @@ def test_the_truth_in_a_file(dense, tmp_path):
     found = captured.read_truth(path, shape)
     np.testing.assert_array_equal(found[0], expected)
     np.testing.assert_array_equal(found[1], labels)
+    assert found[2] is None
+  np.savez(path, samples=wide, targets=labels, gallery=wide.transpose(0, 3, 1, 2))
+  np.testing.assert_array_equal(captured.read_truth(path, (4, 5, 3))[2], wide.astype(np.float32) / 255)
   np.savez(path, pictures=images, labels=labels)
   with pytest.raises(
     gl.UsageError, match=r'holds pictures, labels, expected one array of samples, called samples or images'

@@ -31,6 +31,11 @@ SPARSIFIES = {
   'zeros': 'entries, which are sent as zeros',
   'mask': 'entries, which are not sent; the server knows which',
 }
+CLIPS_EACH = {
+  'sample': 'each sample’s gradient{} (not the upload)',
+  'upload': 'each upload{}, at the server, which sees them unclipped',
+  'weight': 'each new weight{} (not the upload)',
+}
 EVIDENCE = {
   'weights': 'which entries count, and how much',
   'noise': 'the expected norm of the noise',
@@ -155,6 +160,18 @@ def noise(name: str) -> str:
   share = found.fraction(stage.settings)
   entries = 'each entry' if share == 1 else f'{100 * share:.3g} % of the entries'
   return f'{found.distribution}, standard deviation {between}, on {entries}'
+
+
+def clips(name: str) -> str:
+  """Returns what a defense clips at the settings of `example`, in words."""
+  (stage,) = example(name).stages
+  traits = stage.traits
+  if traits.clips_each:
+    norm = '' if traits.bounds is None else f' to L2 norm {float(traits.bounds(stage.settings)):g}'
+    return CLIPS_EACH[traits.clips_each].format(norm)
+  if traits.clips is not None:
+    return f'the whole update to L2 norm {float(traits.clips(stage.settings)):g}'
+  return 'nothing' if traits.limits is None else f'each entry to ±{float(traits.limits(stage.settings)):g}'
 
 
 def guarantee(name: str) -> str:

@@ -262,13 +262,12 @@ def _about_defense(name: str) -> list[str]:
   made = facts.example(name)
   (stage,) = made.stages
   traits = stage.traits
-  clips = 'nothing' if traits.clips is None else f'the whole update to L2 norm {float(traits.clips(stage.settings)):g}'
   rows = [
     ('acts on', facts.PLACES[traits.place]),
     ('random', _yes(traits.random)),
     ('sparsifies', facts.SPARSIFIES[traits.sparsifies] + (', and sends them later' if traits.accumulates else '')),
     ('noise', facts.noise(name)),
-    ('clips', clips),
+    ('clips', facts.clips(name)),
     ('guarantee', facts.guarantee(name)),
     ('post-processing', _yes(traits.post_processing)),
   ]

@@ -70,7 +70,8 @@ def judge(row: dict, beyond: Threshold) -> dict:
 
   - exact: an image and its reconstruction have a correlation of at least 0.98, or a root mean squared error of at most
     one level of 8 bits.
-  - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's threshold.
+  - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's threshold. Among fewer
+    than `MIN_CANDIDATES` others the rank says little, or is certain: the run has to be above chance as well.
   - re-identified: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the
     control.
   - above chance: PSNR and correlation are beyond the control.
@@ -84,16 +85,17 @@ def judge(row: dict, beyond: Threshold) -> dict:
   defense; otherwise it is 'inconclusive'. A success is also solved when 99.9 % of the descent from the start to the
   truth is done. Less means that the leak is at least this.
   """
-  kind = of_rows([row])
+  kind, among_many = of_rows([row]), row['candidates'] >= MIN_CANDIDATES
   if is_flat(row):
     correlated = row['steps'] > 0 and row[kind.score] > beyond.certain
   else:
     correlated = row[kind.correlation] > beyond.correlation
+  above = row[kind.score] > beyond.score and correlated
   reached = (
     row['revealed'] > beyond.revealed,
-    row['recognised'] > beyond.recognised,
-    row['identified'] > beyond.identified and row['candidates'] >= MIN_CANDIDATES and correlated,
-    row[kind.score] > beyond.score and correlated,
+    row['recognised'] > beyond.recognised and (among_many or above),
+    row['identified'] > beyond.identified and among_many and correlated,
+    above,
   )
   level = next((name for name, holds in zip(LEVELS, reached, strict=True) if holds and not row['diverged']), None)
   success = level in RECOVERED

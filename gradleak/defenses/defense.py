@@ -23,6 +23,7 @@ from gradleak.defenses.base import sequence
 
 PLACES = ('data', 'step', 'upload', 'round')
 SPARSIFIES = ('', 'zeros', 'mask')
+PARTS = ('', 'sample', 'upload', 'weight')
 # Neighbouring relation -> the L2 sensitivity of a sum of contributions, in units of the norm that bounds each.
 SENSITIVITIES = {'replace one': 2.0, 'replace by zeros': 1.0, 'add or remove one': 1.0}
 Settings = Mapping[str, Any]
@@ -114,6 +115,8 @@ class Traits:
     noise: the `Noise` that it adds, or None.
     clips: settings -> the L2 norm that it clips the whole update to, before noise of its own; or None. An attacker can
       clip what it simulates.
+    clips_each: what it clips one by one in place of the whole update: the gradient of each 'sample' (to `bounds`), each
+      'upload' at the server, or each new 'weight'; '' for nothing. Attackers do not read it, pages do.
     bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one.
     limits: settings -> the largest magnitude of an entry of its output without noise of its own, or None.
     mechanism: (settings, L2 norm that the stage before it clips the upload to, or None; its position in the chain) ->
@@ -144,6 +147,7 @@ class Traits:
   by_magnitude: bool = False
   noise: Noise | None = None
   clips: Callable[[Settings], float] | None = None
+  clips_each: Annotated[str, Choice(PARTS)] = ''
   bounds: Callable[[Settings], float] | None = None
   limits: Callable[[Settings], float] | None = None
   mechanism: Callable[[Settings, float | None, int], Mechanism | None] | None = None

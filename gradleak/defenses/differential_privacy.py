@@ -184,6 +184,7 @@ def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
 @defense(
   place='step',
   arguments=lambda context, settings: (context.client,),
+  clips_each='sample',
   bounds=lambda settings: settings['norm'],
   idle=lambda settings: math.isinf(settings['norm']),
 )
@@ -215,6 +216,7 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
   random=True,
   arguments=lambda context, settings: (context.client,),
   noise=Noise(lambda settings, context, count: (_scale(settings) / count) ** 2),
+  clips_each='sample',
   bounds=lambda settings: settings['norm'],
   mechanism=_per_example,
   idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),

@@ -25,6 +25,7 @@ def _spacing(settings: Settings) -> float:
   published='SecAgg+ rounding',
   random=True,
   noise=Noise(lambda settings, context, count: _spacing(settings) ** 2 / 6, distribution='triangular'),
+  clips_each='weight',
   remark=lambda context, settings: 'no ε: rounding is no calibrated noise; whom the masks protect it does not say',
 )
 def secagg_rounding(

@@ -31,6 +31,7 @@ class ServerDPState(NamedTuple):
   'wrappers DifferentialPrivacyServerSide(Fixed|Adaptive)Clipping of Flower 1.42.',
   published='DifferentialPrivacyServerSideClipping',
   random=True,
+  clips_each='upload',
   remark=lambda context, settings: 'no ε against the server: it sees every upload before it clips and adds noise',
 )
 def server_dp(

@@ -29,6 +29,7 @@ MOST = 1000  # candidates beside the original
 LARGEST = 64  # pixels on a side that are compared
 RIDGE = 0.1  # of the mean variance of a principal component
 THUMBNAIL = 0.4  # of the side
+ENOUGH, LEAST = 100, 0.56  # images that calibrate a threshold, and the least one of fewer: that of 1,001 of MNIST
 PERCENTILE = 99  # of what two different samples have in common, such as their SSIM
 _THUMBNAILS, _PAIRS, _CHUNK = 256, 1024, 32  # images and pairs that calibrate a threshold, and pairs compared at once
 
@@ -95,7 +96,9 @@ def different(number: int, pairs: int) -> tuple[np.ndarray, np.ndarray]:
 def gallery(images: Any, private: Any) -> Gallery:
   """Returns the `Gallery` of the first `MOST` + 1 of the images, see `distinct`: `MOST` beside each private one.
 
-  Whitening is fitted to the private images, too: fitted to the others alone, it would tell them apart.
+  Whitening is fitted to the private images, too: fitted to the others alone, it would tell them apart. Fewer than
+  `ENOUGH` images say little of their kind, and the thumbnail of an image of noise shows next to nothing. The threshold
+  of so few is therefore at least `LEAST`.
 
   Args:
     images: float [M, H, W, C] in [0, 1], private ones among them or not; M may be 0.
@@ -117,7 +120,8 @@ def gallery(images: Any, private: Any) -> Gallery:
   products = rows @ rows.T
   ridge = RIDGE * max(float(np.trace(products)) / min(rows.shape), 1e-12)
   inverse = np.linalg.inv(products + ridge * np.eye(len(rows)))
-  made = Gallery(calibrated(kept if len(kept) > 1 else private), places, mean, rows, inverse, np.zeros(0))
+  threshold = max(calibrated(kept if len(kept) > 1 else private), LEAST if len(kept) < ENOUGH else 0.0)
+  made = Gallery(threshold, places, mean, rows, inverse, np.zeros(0))
   return made._replace(norms=made.whitened(rows[: len(kept)])[1])
 
 

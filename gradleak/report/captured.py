@@ -9,6 +9,7 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.modalities import Modality, Piece, of_config, of_rows
 from gradleak.report import blocks, figures, html, marked, pictures
+from gradleak.report.findings import few_candidates
 from gradleak.report.formatting import aligned, listed, number, scored, significant, together, wrap
 from gradleak.report.html import code, image, text
 from gradleak.report.page import every_setting, sources, write_files
@@ -41,7 +42,9 @@ def render_captured(result: Captured) -> str:
     f'What a {"gradient" if config["share"] == "gradient" else "weight difference"} of {model} gives away',
     [
       blocks.Text(str(findings[0]), 'meaning') if len(findings) == 1 else blocks.Bullets(findings, 'meaning'),
-      blocks.Cautions([*([] if result.rows else [said('captured.no_truth')]), *result.warnings]),
+      blocks.Cautions(
+        [*([] if result.rows else [said('captured.no_truth')]), *few_candidates(result.rows), *result.warnings]
+      ),
     ],
     [
       _pictures(result),
@@ -142,7 +145,11 @@ def captured_table(result: Captured) -> str:
         *([row['verdict'], scored(of_rows([row]), row[of_rows([row]).score])] if row else []),
       ]
     )
-  notes = [*result.warnings, *(str(finding(one)) for one in result.inversions if one.inconclusive)]
+  notes = [
+    *result.warnings,
+    *map(str, few_candidates(result.rows)),
+    *(str(finding(one)) for one in result.inversions if one.inconclusive),
+  ]
   return '\n'.join([*aligned([head, *lines]), *_lines(result), *(f'\nnote: {note}' for note in notes)])
 
 

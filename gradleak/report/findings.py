@@ -258,17 +258,27 @@ def cautions(
   ]
   failing = [s['attack'] for s in summaries if s['defense'] == 'none' and not s['recovered']]
   unfinished, diverged = (sum(summary[key] for summary in summaries) for key in ('unfinished', 'diverged'))
-  others = min((s['candidates'] for s in summaries if s.get('candidates') is not None), default=MIN_CANDIDATES)
   notes = [
     (failing and _setting_works(worst), found('findings.failing', attacks=failing)),
     (bare, found('findings.no_control', attacks=bare)),
     (few, found('findings.few_controls', few=few, enough=MIN_CONTROLS)),
-    (others < MIN_CANDIDATES, found('findings.few_candidates', needed=MIN_CANDIDATES, others=others)),
     (unfinished, found('findings.unfinished', n=unfinished)),
     (diverged, found('findings.diverged', n=diverged)),
   ]
-  said_of = [*outdone(worst), *_prior_alone(summaries, controls), *_transformed(summaries, worst, methods)]
+  said_of = [
+    *few_candidates(summaries),
+    *outdone(worst),
+    *_prior_alone(summaries, controls),
+    *_transformed(summaries, worst, methods),
+  ]
   return [note for holds, note in notes if holds] + said_of
+
+
+def few_candidates(rows: Sequence[Mapping]) -> list[Finding]:
+  """Returns at most one finding: there are too few candidates, in rows or summaries, to judge who an original is."""
+  others = min((row['candidates'] for row in rows if row.get('candidates') is not None), default=MIN_CANDIDATES)
+  few = found('findings.few_candidates', needed=MIN_CANDIDATES, others=others)
+  return [few] if others < MIN_CANDIDATES else []
 
 
 def _prior_alone(summaries: Sequence[Summary], controls: Sequence[dict]) -> list[Finding]:

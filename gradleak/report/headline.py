@@ -130,13 +130,13 @@ def verdict_terms(gallery: Mapping[str, Any], config: Mapping[str, Any]) -> list
   many = said('verdicts.batches') if config.get('batch_size', 1) > 1 else ''
   made = f' {gallery["made"]}' if gallery['made'] else ''
   exact = wording.intervals(config, 'exact (Clopper–Pearson)')
-  identified = 'verdicts.re-identified' if gallery['enough'] else 'verdicts.unjudged'
+  few, unjudged = ('', '') if gallery['enough'] else ('verdicts.few', 'verdicts.unjudged')
 
   def term(verdict: str, name: str = '') -> tuple[str, list[str]]:
     return mark(verdict), [said(name or f'verdicts.{verdict}', **{**gallery, 'made': made})]
 
   return [
-    *(term('exact'), term('recognisable'), term('re-identified', identified), term('above chance')),
+    *(term('exact'), term('recognisable', few), term('re-identified', unjudged), term('above chance')),
     ('Recovered', [said('verdicts.recovered', batches=many, exact=exact)]),
     *(term(NOTHING), term('inconclusive'), term('diverged')),
   ]

@@ -71,9 +71,14 @@ class Knowledge:
       return 'G' if self.auxiliary_data or self.prior else 'F'
     if self.auxiliary_data or self.prior:
       return 'D'
-    if self.local_steps > 1:
+    if self.local_steps > 1 or self._trained:  # one step has a learning rate and a batch as well
       return 'C'
     return 'B' if self.labels == 'known' else 'A'
+
+  @property
+  def _trained(self) -> str:
+    """What it knows of local training, which a gradient says nothing of."""
+    return self.training if self.share == 'delta' else ''
 
   def in_words(self) -> list[str]:
     """Returns the threat model as a list of sentences."""
@@ -93,7 +98,7 @@ class Knowledge:
       'gradient': 'It sees the gradient of one step on the private samples, as the client sent it.',
       'delta': f'It sees the difference of the weights after {steps}, as the client sent it.',
     }[self.share]
-    training = [self.training] if self.share == 'delta' and self.training else []
+    training = [self._trained] if self._trained else []
     norm = {
       'none': [],
       'train': [

@@ -234,6 +234,13 @@ def test_what_shows_without_any_upload(scenario):
   assert [one['baseline'] for one in baseline.baselines(scenario._replace(public=None), 3, 1)] == ['grey image']
 
 
+@pytest.mark.parametrize(('candidates', 'shown'), [(98, 0), (99, 1)])
+def test_an_answer_is_recognised_among_enough_candidates_alone(candidates, shown):
+  found = {'candidates': candidates, 'psnr': 9.0, 'ssim': 0.6, 'pearson': 0.5}
+  made = baseline._told('grey', [{**found, 'revealed': 0, 'recognised': 1, 'identified': 1}], gl.modalities.IMAGES)
+  assert (made['exact'], made['recognisable'], made['named']) == (0, shown, shown)
+
+
 def test_padding_is_no_token_of_the_nearest_text():
   """A text without a token in common was nearer than one with two, as both end in padding."""
   kind = texts.scenario(number=2, length=24).client.modality

@@ -653,6 +653,7 @@ def test_the_norm_is_clipped_or_bounded_as_declared(name, behaviour):
     assert norm_bound(defended.method, 9) == 3 * limits(defended.method.settings)
   if clips is None and bounds is None:
     return
+  assert (trait(name, 'clips_each') == 'sample') == (bounds is not None)  # the mean of clipped gradients is bounded
   assert clips is None or bounds is None  # what clips is bounded, as `norm_bound` knows
   declared, norm = (clips or bounds)(defended.method.settings), float(trees.norm(defended.quiet))
   assert declared == norm_bound(defended.method)

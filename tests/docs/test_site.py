@@ -1,6 +1,7 @@
 """The pages: each method has one, with its formula, settings and source, and the site is built without a warning."""
 
 import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -58,6 +59,22 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   reached = ' | '.join(map(str, (entry.trials, *entry.levels.values())))
   assert f'| `{entry.defense}` | ' in text
   assert reached in text
+
+
+def test_a_page_says_what_is_clipped_where_it_is_not_the_whole_update(extensions):
+  """A defense whose first sentence speaks of clipping said that it clips nothing."""
+  shown = {
+    name: re.search(r'^\| clips \| (.+) \|$', extensions('methods').page(name), re.M)[1]
+    for name in gl.defenses.REGISTRY
+  }
+  assert shown['dpsgd'] == shown['clip_samples'] == 'each sample’s gradient to L2 norm 1 (not the upload)'
+  assert shown['client_dp'] == 'the whole update to L2 norm 1' and shown['clamp'].startswith('each entry to ±')
+  assert shown['server_dp'].startswith('each upload, at the server, ') and shown['prune'] == 'nothing'
+  spoken = re.compile(r'\b(clip|truncat)', re.I)
+  named = {
+    name for name, factory in gl.defenses.REGISTRY.items() if spoken.search(inspect.getdoc(factory).partition('\n')[0])
+  }
+  assert {'dpsgd', 'clamp', 'secagg_rounding'} < named and all(shown[name] != 'nothing' for name in named)
 
 
 def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monkeypatch):

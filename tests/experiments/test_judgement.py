@@ -156,8 +156,14 @@ def test_a_claim_follows_from_the_rows(monkeypatch):
   assert turned[1].endswith('digits, PSNR dB: GC (14.83 ± 0.75) is not below DP (6.00 ± 1.00).')
   level = claimed(monkeypatch, (*WORKS, *SEEN, *SEEN))
   assert level[1].startswith('Here: undecided. ')
-  failing = tuple(one._replace(recovered=0, failed=True) for one in WORKS)
-  assert claimed(monkeypatch, (*failing, *BLIND, *SEEN))[1].startswith('Here: undecided. ')
+  failing = tuple(one._replace(recovered=0, failed=True, remark='0 of 3') for one in WORKS)
+  reason = claimed(monkeypatch, (*failing, *BLIND, *SEEN))[1]
+  assert reason.startswith('Here: undecided. ')
+  assert reason.endswith('Even without a defense the attack recovers nothing here: digits, none (0 of 3).')
+  both = toy((*CELLS, *(cell._replace(column='faces') for cell in CELLS[:2])))
+  assert claimed(monkeypatch, (*failing, *BLIND, *SEEN, *failing), experiment=both)[1] == reason  # of its column alone
+  chance = tuple(one._replace(recovered=None) for one in failing)
+  assert 'Even without a defense the model is at chance here: ' in claimed(monkeypatch, (*chance, *BLIND, *SEEN))[1]
   lost = (BLIND[0]._replace(mean=None), BLIND[1])
   assert claimed(monkeypatch, (*WORKS, *lost, *SEEN))[1].startswith('Here: undecided. ')
   assert 'not compared' in claimed(monkeypatch, None)[1]
@@ -180,6 +186,41 @@ def test_a_claim_follows_from_the_rows(monkeypatch):
 )
 def test_a_comparison_has_a_margin_or_a_bound(claim, said):
   assert list(claims.judged(toy(CELLS), (*WORKS, *BLIND, *SEEN), 'paper', [claim]).values()) == [said]
+
+
+@pytest.mark.parametrize(
+  ('claim', 'works', 'fails'),
+  [
+    (Ordered('0.1', 'digits | none | ssim'), 'does not hold', 'undecided'),  # it leaks
+    (Ordered('digits | none | ssim', '0.1'), 'holds', 'undecided'),  # it resists
+    (Ordered('faces | none | ssim', 'digits | none | ssim', 0.1, alike=True), 'holds', 'undecided'),
+    (Ordered('faces | none | psnr', 'digits | none | psnr', 0.1, alike=True), 'does not hold', 'does not hold'),
+    (Ordered('digits | none | ssim', '0.005'), 'does not hold', 'does not hold'),  # something is seen
+  ],
+)
+def test_that_nothing_is_seen_says_nothing_where_every_undefended_attack_fails(claim, works, fails):
+  cells = [cell._replace(column=column) for column in ('digits', 'faces') for cell in line('none', 30.0, 0.9)]
+  blind = (*BLIND, outcome(9, 10, 8), BLIND[1])
+  found = tuple(one._replace(recovered=1, failed=False) for one in blind[2:])
+  experiment = toy(cells)
+  assert list(claims.judged(experiment, (*BLIND, *found), 'paper', [claim]).values()) == [works]
+  assert list(claims.judged(experiment, blind, 'paper', [claim]).values()) == [fails]
+  said = claims.why(claims.lacking(experiment, blind, 'paper', [claim]))
+  assert said.startswith('Even without a defense the attack recovers nothing here: ') == (fails == 'undecided')
+
+
+def test_a_bound_on_what_is_no_picture_needs_no_attack_that_works():
+  cell, claim = Cell('digits', 'none', 'largest_error', 'run', 'none'), Ordered('digits | none | largest_error', '0.1')
+  assert claims.judged(toy([cell]), BLIND[1:], 'paper', [claim]) == {claim: 'holds'}
+
+
+def test_a_raw_upload_that_nobody_reads_contradicts_no_claim_that_it_leaks(made):
+  (line,) = [line for line in made['index.md'].splitlines() if '(ffl_1.md)' in line]
+  assert '| **undecided**, as no undefended run works |' in line
+  for other in ('outpost_3_1', 'outpost_figure_5'):  # of whose comparisons none, and some, lack such a run
+    assert re.search(rf'\({other}\.md\) .*\| \*\*undecided\*\* \|', made['index.md'])
+  here = next(line for line in made['ffl_1.md'].splitlines() if '**undecided**' in line)
+  assert 'Even without a defense the attack recovers nothing here: ' in here and '(0 of 8; ' in here
 
 
 def test_the_sentence_of_a_stored_table_changes_with_its_rows():
@@ -211,6 +252,8 @@ def test_every_claim_is_data():
   for name, claim in claims.CLAIMS.items():
     cells = {(cell.column, cell.row, cell.metric) for cell in experiments.get(name).cells}
     assert set(claims.places(claim)) <= cells and len(set(claim)) == len(claim), name
+    if any(claims._blind(one) and judgement.pictured(claims.places([one])[0][2]) for one in claim):
+      assert any(judgement.undefended(experiments.get(name), 'mini')), name
 
 
 def test_the_papers_own_figures_bear_out_what_is_claimed():
@@ -250,7 +293,7 @@ def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table(made
   agreeing, total = map(int, re.search(r'(\d+) of (\d+) figures that count agree', text).groups())
   assert 0 < agreeing == text.partition('The figures that agree')[2].count('\n| [') < total
   assert text.index('Claims of tables') < text.index('Pairs of methods') < text.index('\n## ')
-  tables = dict(re.findall(r'^\| \[.+?\]\((\w+)\.md\) \| .+ \| (\*\*.+?\*\*|no claim) \|', text, re.M))
+  tables = dict(re.findall(r'^\| \[.+?\]\((\w+)\.md\) \| .+ \| (\*\*.+?\*\*|no claim)(?:, as .+?)? \|', text, re.M))
   assert sorted(tables) == sorted(results.read(TABLES, 'mini'))
   assert all((said == 'no claim') == (not claims.CLAIMS.get(name)) for name, said in tables.items())
 

@@ -19,6 +19,9 @@ from gradleak.threat.knowledge import LABELS, TIERS
     ({}, 'B'),
     ({'local_steps': 4, 'share': 'delta'}, 'C'),
     ({'local_steps': 4, 'share': 'delta', 'labels': 'inferred'}, 'C'),
+    ({'share': 'delta', 'labels': 'optimised', 'training': 'It knows the learning rate.'}, 'C'),  # also of one step
+    ({'share': 'delta', 'labels': 'optimised'}, 'A'),
+    ({'share': 'gradient', 'training': 'It knows the learning rate.'}, 'B'),  # of which a gradient says nothing
     ({'auxiliary_data': 100}, 'D'),
     ({'auxiliary_data': 100, 'labels': 'optimised', 'local_steps': 4}, 'D'),
     ({'model': 'modified'}, 'F'),

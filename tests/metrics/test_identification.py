@@ -150,3 +150,14 @@ def test_large_images_are_compared_reduced():
   among = metrics.gallery(images[2:], images[:2])
   assert among.mean.size == 64 * 64
   np.testing.assert_array_equal(metrics.ranks(images[:2], images[:2], among), [1, 1])
+
+
+@pytest.mark.parametrize(('count', 'floored'), [(0, True), (99, True), (100, False)])
+def test_the_threshold_of_few_images_has_a_floor(count, floored):
+  """The thumbnail of an image of noise shows next to nothing, and any reconstruction was a picture of it."""
+  noise = np.random.default_rng(0).uniform(size=(101, 16, 16, 1)).astype(np.float32)
+  assert identification.calibrated(noise) < 0.5
+  assert (identification.gallery(noise[:count], noise[100:]).threshold == identification.LEAST) == floored
+  clear = np.full((2, 16, 16, 1), 0.5, np.float32) + np.linspace(0, 0.5, 16, dtype=np.float32)[:, np.newaxis]
+  clear[1] = clear[1, ::-1]
+  assert identification.gallery(clear, clear[:1]).threshold > 0.9

@@ -441,6 +441,12 @@ def test_traces_deny_an_identity_only_where_it_was_judged(result, candidates, sa
     assert said in line['meaning']
 
 
+@pytest.mark.parametrize('candidates', [99, 98])
+def test_terms_say_what_is_asked_among_few_candidates(candidates):
+  said = str(headline.verdict_terms(headline.gallery([{'candidates': candidates}], {}), {}))
+  assert ('where 99 are needed' in said) == ('Not judged here' in said) == (candidates < 99)
+
+
 def test_the_example_is_of_the_attacker_with_that_verdict(result):
   for line in headline.lines(result.rows, report.worst_case(result.rows), lambda row: worst.pair(result, row)):
     row = line['example']

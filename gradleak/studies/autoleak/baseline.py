@@ -143,10 +143,9 @@ def _told(name: str, figures: list[dict[str, Any]], kind: Any) -> Baseline:
     score=float(np.mean([one[kind.score] for one in figures])),
     likeness=float(np.mean([one[kind.likeness] for one in figures])),
     exact=sum(one['revealed'] > 0 for one in figures),
-    recognisable=sum(one['revealed'] > 0 or one['recognised'] > 0 for one in figures),
-    named=sum(
-      bool(one['revealed'] or one['recognised'] or (one['identified'] and many))
-      for one, many in zip(figures, enough, strict=True)
+    recognisable=sum(
+      bool(one['revealed'] or (one['recognised'] and many)) for one, many in zip(figures, enough, strict=True)
     ),
+    named=sum(bool(one['revealed'] or (one['identified'] and many)) for one, many in zip(figures, enough, strict=True)),
     trials=len(figures),
   )

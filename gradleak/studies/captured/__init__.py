@@ -145,7 +145,8 @@ def attack(
       closed forms where they can read the network, and a search that suits the samples and the update.
     client: how the client trains and what it shares; its fields may also be given as keyword arguments.
     truth: (samples [N, …], targets as the loss takes them), all that are behind the update, of an auditor who owns
-      them. No attack sees them. The result then has an audit's rows, with metrics and verdicts.
+      them. No attack sees them. The result then has an audit's rows, with metrics and verdicts. A third member is the
+      gallery, as `gradleak.scenario` takes it: without 99 others nothing is called re-identified.
     given: `CapturedSettings`; its fields may also be given one by one, such as num_samples and modality.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped.
     progress: as in `gradleak.audit`.
@@ -282,8 +283,10 @@ def _stand_in(
     kind = as_loss(client.loss).targets
     outputs = outputs_shape(check_model(model), variables, shape)
     labels = np.zeros(number, np.int32) if kind in (CLASSES, SAMPLES) else np.zeros((number, *outputs), np.float32)
-  held = (samples, np.asarray(labels)) if truth is None else truth
-  return scenario(model, *held, variables=variables, dataset='captured', client=client, modality=modality)
+  *held, gallery = (samples, np.asarray(labels), None) if truth is None else truth
+  return scenario(
+    model, *held, variables=variables, dataset='captured', client=client, gallery=gallery, modality=modality
+  )
 
 
 def _one_step_of_adam(client: Client, given: ClientSettings, number: int) -> bool:

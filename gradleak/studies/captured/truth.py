@@ -19,15 +19,17 @@ from gradleak.federated import Upload
 from gradleak.modalities import IMAGES, Modality
 from gradleak.studies.captured import sources
 
-Truth = tuple[np.ndarray, np.ndarray]
+Truth = tuple[np.ndarray, np.ndarray, Any]  # samples, targets, and the gallery or None
 
 
-# Names of the two arrays in a file of the truth; those of `numpy.savez` without names come last.
+# Names of the first two arrays in a file of the truth; those of `numpy.savez` without names come last.
 _SAMPLES, _TARGETS = ('samples', 'images', 'x', 'arr_0'), ('targets', 'labels', 'y', 'arr_1')
 
 
 def read_truth(path: Any, sample_shape: Sequence[int], modality: Modality = IMAGES) -> Truth:
-  """Returns (samples, targets) of an `.npz` file that holds them under these names, or as 'images' and 'labels'.
+  """Returns (samples, targets, gallery) of an `.npz` file that holds them so, or as 'images' and 'labels'.
+
+  The gallery is None where the file has none.
 
   Images are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch. Rows of a table are
   encoded by its schema, and texts are tokens.
@@ -50,9 +52,10 @@ def read_truth(path: Any, sample_shape: Sequence[int], modality: Modality = IMAG
         f'{" or ".join(names[:2])}'
       )
     found.append(arrays[named[0]])
-  samples, targets = found
+  (samples, targets), held = found, arrays.get('gallery')
+  gallery = None if held is None else modality.stored(held, tuple(sample_shape))
   samples = modality.stored(samples, tuple(sample_shape))
-  return checked((samples, targets), sample_shape, len(samples), kind=modality)  # type: ignore[return-value]
+  return checked((samples, targets, gallery), sample_shape, len(samples), kind=modality)  # type: ignore[return-value]
 
 
 def checked(
@@ -63,7 +66,9 @@ def checked(
   of_classes: bool = True,
   kind: Modality = IMAGES,
 ) -> Truth | None:
-  """Returns (samples [N, …], targets [N]) of the private samples; None for none.
+  """Returns (samples [N, …], targets [N], gallery or None) of the private samples; None for none.
+
+  The gallery is checked with the scenario.
 
   Args:
     truth: as `attack` takes it.
@@ -78,17 +83,18 @@ def checked(
   """
   if truth is None:
     return None
-  if not isinstance(truth, tuple | list) or len(truth) != 2:
-    raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets)')
+  if not isinstance(truth, tuple | list) or len(truth) not in (2, 3):
+    raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets), or with a gallery')
+  gallery = truth[2] if len(truth) == 3 else None
   other = None if of_classes else (lambda targets, count: None)
-  samples, targets = data.pair('the truth', tuple(truth), None, tuple(sample_shape), kind.check, other)
+  samples, targets = data.pair('the truth', tuple(truth[:2]), None, tuple(sample_shape), kind.check, other)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
   if not of_classes:
-    return kind.cast(samples), targets
+    return kind.cast(samples), targets, gallery
   if labels is not None and sorted(labels) != sorted(targets.tolist()):
     raise errors.UsageError(f'the labels given are {sorted(labels)}, and those of the truth {sorted(targets.tolist())}')
-  return kind.cast(samples), np.asarray(targets, np.int32)
+  return kind.cast(samples), np.asarray(targets, np.int32), gallery
 
 
 def number_of(truth: Any) -> int:
