@@ -437,6 +437,7 @@ class Workdir:
     if not leaves:
       return
     with naming(folder / f'{name}-{step:08}'):
+      os.rmdir(tempfile.mkdtemp(dir=made_folder(folder)))  # where this fails, a thread of Orbax would wait five minutes
       ocp.save(folder / f'{name}-{step:08}', {**leaves, SEAL: _digest_of_arrays(leaves)}, overwrite=True)
     if self.writes:
       self._forget_checkpoints(name, kept=f'{name}-{step:08}')

@@ -162,7 +162,7 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   changed = headline.recovering(malicious)
   found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
   advice = [*deploy.advice(ordered)]
-  held = {entry['settings']['public'] for entry in entries if 'public' in entry.get('settings', ())}
+  held = {(entry.get('settings') or {}).get('public') for entry in entries} - {None}
   parts = [
     blocks.Text(found, 'meaning') if works else None,
     *([blocks.Text(worded(said('leaderboard.granted', n=held.pop())), 'note')] if len(held) == 1 else []),
