@@ -5,6 +5,7 @@ import errno
 import gc
 import itertools
 import os
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 
 import gradleak
-import threading
 from gradleak.core import errors, storage
 from gradleak.federated import simulation, training
 from tests import programs
