@@ -104,7 +104,9 @@ RANGES = {
     **CONCEALED, 'mixing': FRACTION, 'steps': COUNT, 'start': 'noise|proxy', 'sensitive': 'int? [0, inf)',
   },
   'defenses.defense.Mechanism.multiplier': {'relation': 'replace one|replace by zeros|add or remove one'},
-  'defenses.defense.Traits': {'place': 'data|step|upload|round', 'sparsifies': '|zeros|mask', 'clips_each': '|sample|upload|weight'},
+  'defenses.defense.Traits': {
+    'place': 'data|step|upload|round', 'sparsifies': '|zeros|mask', 'clips_each': '|sample|upload|weight',
+  },
   'defenses.differential_privacy.aggregate_client_dp': {'noise': WEIGHT},
   'defenses.differential_privacy.client_dp': {'norm': POSITIVE, 'noise': WEIGHT},
   'defenses.differential_privacy.clip_samples': {'norm': POSITIVE},

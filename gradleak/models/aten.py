@@ -223,8 +223,8 @@ for _name, _function in {
 
 for _name, _function in {
   'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': jnp.abs, 'sign': jnp.sign, 'floor': jnp.floor, 'ceil': jnp.ceil,
-  'round': jnp.round, 'trunc': jnp.trunc, 'square': jnp.square, 'logical_not': lambda x: x == 0,
-  'bitwise_not': jnp.logical_not, 'clone': lambda x, **options: x, 'alias': lambda x: x,
+  'round': jnp.round, 'trunc': jnp.trunc, 'square': jnp.square, 'logical_not': jnp.logical_not,
+  'bitwise_not': jnp.bitwise_not, 'clone': lambda x, **options: x, 'alias': lambda x: x,
   'contiguous': lambda x, **options: x, 'lift_fresh_copy': lambda x: x, 'detach': jax.lax.stop_gradient,
   'detach_copy': jax.lax.stop_gradient,
 }.items():  # fmt: skip
@@ -233,9 +233,9 @@ for _name, _function in {
 for _name, _function in {
   'eq': jnp.equal, 'ne': jnp.not_equal, 'gt': jnp.greater, 'ge': jnp.greater_equal, 'lt': jnp.less,
   'le': jnp.less_equal, 'maximum': jnp.maximum, 'minimum': jnp.minimum, 'mul': jnp.multiply,
-  'logical_and': lambda a, b: (a != 0) & (b != 0), 'logical_or': lambda a, b: (a != 0) | (b != 0),
-  'logical_xor': lambda a, b: (a != 0) ^ (b != 0), 'bitwise_and': jnp.bitwise_and, 'bitwise_or': jnp.bitwise_or,
-  'bitwise_xor': jnp.bitwise_xor, 'fmod': jnp.fmod, 'remainder': jnp.remainder,
+  'logical_and': jnp.logical_and, 'logical_or': jnp.logical_or, 'logical_xor': jnp.logical_xor,
+  'bitwise_and': jnp.bitwise_and, 'bitwise_or': jnp.bitwise_or, 'bitwise_xor': jnp.bitwise_xor,
+  'fmod': jnp.fmod, 'remainder': jnp.remainder,
 }.items():  # fmt: skip
   entrywise(_name)(_function)  # type: ignore[arg-type]
 
@@ -284,7 +284,7 @@ def _pow(run: Run, a: Any, b: Any) -> Any:
 def _where(run: Run, condition: Any, a: Any, b: Any) -> Any:
   dtype = common(run, [a, b])
   (chosen, a, b), maps = aligned(run, condition, a, b)
-  found = jnp.where(chosen != 0, a.astype(dtype), b.astype(dtype))
+  found = jnp.where(chosen.astype(bool), a.astype(dtype), b.astype(dtype))
   return Last(found) if maps else found
 
 
@@ -378,8 +378,8 @@ def _to_copy(run: Run, x: Any, *others: Any, dtype: str | None = None, **options
   del others, options
   if dtype is None:
     return x
-  made = (lambda values: values != 0) if dtype == 'bool' else (lambda values: values.astype(run.cast(dtype)))
-  return Last(made(x.values)) if isinstance(x, Last) else made(jnp.asarray(x))
+  wanted = bool if dtype == 'bool' else run.cast(dtype)
+  return Last(x.values.astype(wanted)) if isinstance(x, Last) else jnp.asarray(x).astype(wanted)
 
 
 # Axes ----------------------------------------------------------------------------------------------------------------

@@ -313,6 +313,8 @@ KINDS = {
     lambda x: x.cumsum(2) + x.logsumexp(1, keepdim=True),
     lambda x: x.topk(2, 1)[0] + x.sort(1)[0][:, :2],
     lambda x: torch.where(x > 0, x, x * 0.1).clamp(-0.2, 0.3),
+    lambda x: torch.where((x > 0).any(dim=1, keepdim=True) & (x < 1).all(dim=1, keepdim=True), x, x * 0.1),
+    lambda x: x * (~(x * 4).int()) + x.logical_not().logical_or(x > 0.5),
     lambda x: x**2 + (x.abs() + 1) ** 1.5 - torch.maximum(x, x.flip(1)) / (1 + x.abs()),
     lambda x: x.double().mul(2).float(),
     lambda x: torch.exp(x).detach() * x,
