@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -338,11 +338,13 @@ def _shared(private: tuple[np.ndarray, np.ndarray], listed: tuple[np.ndarray, np
   """
   labelled = bool(np.all(listed[1] >= 0))
 
-  def known(samples: np.ndarray, labels: np.ndarray) -> list[tuple]:
-    return [(sample.tobytes(), int(label) * labelled) for sample, label in zip(samples, labels, strict=True)]
+  def known(samples: np.ndarray, labels: np.ndarray) -> Iterator[tuple]:
+    return ((sample.tobytes(), int(label) * labelled) for sample, label in zip(samples, labels, strict=True))
 
-  counts = collections.Counter(known(*listed))
-  return np.asarray([max(0, counts[one] - 1) for one in known(*private)])
+  own = list(known(*private))
+  asked = set(own)
+  counts = collections.Counter(one for one in known(*listed) if one in asked)
+  return np.asarray([max(0, counts[one] - 1) for one in own])
 
 
 def _counted(given: data.Candidates, targets: np.ndarray) -> dict[str, int]:

@@ -112,8 +112,13 @@ def _price(entry: Mapping[str, Any]) -> str:
   cost = entry['cost']
   if cost is None:
     return 'an unknown number of points'
-  ends = ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
+  ends = interval(cost)
   return f'{minus(number(cost["points"]))} points' + (f' ({ends})' if ends else '')
+
+
+def interval(cost: Mapping[str, Any]) -> str:
+  """Returns the interval of an accuracy cost; '' where it is not known."""
+  return ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
 
 
 def _named(seen: Mapping[str, Any]) -> tuple[float, float]:

@@ -334,8 +334,11 @@ def _cost(entry: Mapping[str, Any]) -> blocks.Cell:
   cost = entry['cost']
   if cost is None:
     return blocks.Cell('–' if entry['text'] == 'none' else 'unknown', value='')
-  ends = ' to '.join(minus(number(end)) for end in cost.get('interval', ()))
-  small = [ends, 'at_chance' in cost and 'at chance', not _counted(entry) and said('leaderboard.costly')]
+  small = [
+    deploy.interval(cost),
+    'at_chance' in cost and 'at chance',
+    not _counted(entry) and said('leaderboard.costly'),
+  ]
   return blocks.Cell(minus(number(cost['points'])), small, value=cost['points'])
 
 

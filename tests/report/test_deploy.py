@@ -66,6 +66,23 @@ def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():
   assert told[2].facts['names'] == ['dear', 'chance']
 
 
+def test_what_it_costs_stands_beside_each_answer():
+  told = deploy.advice([NONE, entry('a', 1, malicious=0, cost=(1.2, [0.9, 1.5]))])
+  assert [str(one).endswith('at a cost of 1.2 points (0.9 to 1.5).') for one in told] == [True, True]
+  bare = entry('a', 1)
+  bare['cost'] = {'points': -0.6}
+  assert str(deploy.advice([NONE, bare])[0]).endswith('at a cost of −0.6 points.')
+
+
+def test_where_none_that_is_cheap_hides_an_original_the_dear_one_is_named_that_does():
+  cheap, dear = entry('a', 0, likelihood=40), entry('b', 0, cost=(20.0, [19.0, 21.0]), likelihood=3)
+  told = deploy.advice([NONE, cheap, dear])
+  assert [one.name.removeprefix('deploy.') for one in told] == ['hidden_honest', 'everyone', 'costly', 'dear']
+  assert 'Of those that cost more, `b` hides best' in str(told[-1]) and 'finds 3 of 40 originals' in str(told[-1])
+  assert names(NONE, cheap, {**dear, 'likelihood': cheap['likelihood']})[-1] == 'costly'
+  assert 'dear' not in names(NONE, entry('a', 0, likelihood=12), dear)
+
+
 def test_without_any_cost_those_that_show_least_are_named():
   entries = [entry(name, shown, malicious=4, cost=None) for name, shown in (('a', 0), ('b', 30), ('c', 0))]
   told = deploy.advice([NONE, *entries])

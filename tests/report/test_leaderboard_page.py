@@ -67,6 +67,26 @@ def test_figures_follow_from_the_entries(page):
   assert 'in the neighbouring relation “replace by zeros”' in ''.join(page.text)
 
 
+def test_a_task_says_how_many_public_samples_its_attackers_hold(entries, source):
+  def held(*publics):
+    made = [{**entry, 'settings': public and {'public': public}} for entry, public in zip(board_, publics, strict=True)]
+    return re.findall(r'([\d,]+) public images', _text(render_leaderboard(dict(zip(entries, made, strict=True)))))
+
+  board_ = list(entries.values())
+  assert held(5000, 5000, 5000) == held(5000, None, 5000) == ['5,000']
+  assert held(None, None, None) == held(5000, 100, 5000) == []
+
+
+def test_few_uploads_and_the_way_back_to_the_documents_are_said(entries, source):
+  said = 'where fewer than 400 uploads were attacked'
+  assert said in _text(source)
+  many = {name: {**entry, 'trials': 400} for name, entry in entries.items()}
+  assert said not in _text(render_leaderboard(many)).partition('How to read it')[0]
+  text = render_leaderboard(entries, 'methods/')
+  assert all(f'href="methods/../{page}.html"' in text for page in ('index', 'which_defense'))
+  assert 'which_defense.html' not in source
+
+
 def test_a_task_says_what_its_gallery_holds_or_that_it_is_of_an_earlier_version(source, entries):
   assert report.leaderboard.EARLIER in source
   made = {'by_class': True, 'images': {'face': 100}, 'left_out': {'non-face': 100}, 'flat': 0, 'public': 50}
