@@ -269,13 +269,13 @@ def ladder(
   return Climb(base, {'lowest': lowest, 'highest': highest, 'rungs': rungs, 'slack': slack, 'descent': descent})
 
 
-@preset('Matching with annealed derivatives: our own method.', make=climbed, without=('tv', 'colour'))
+@preset('Matching with annealed derivatives: our own method.', make=climbed, without=('tv', 'roughness'))
 def annealed(
   *,
-  steps: int = 2500,
+  steps: int = 5000,
   learning_rate: float = 0.1,
   lowest: float = 2e-3,
-  highest: float = 0.128,
+  highest: float = 0.032,
   rungs: int = 3,
   slack: float = 3.0,
   descent: float = 100.0,
@@ -287,20 +287,20 @@ def annealed(
   The gradient of a network jumps where a window of a max pool changes its largest entry, and where a pre-activation
   changes its sign. At such jumps the search of `ladder` stops. Here τ starts at `softness` and falls to a hundredth
   over the first eight tenths of the steps, see `gradleak.models.soft_slopes`. Logits are exact throughout, gradients at
-  the end. Smoothness is that of `colour`: brightness may change more than colours do.
+  the end. Rungs differ in the weight of `roughness`: brightness may change more than colours do, and slopes may stand.
 
   Formula:
     \text{relu}'_\tau(z) = \sigma(z / \tau s), \quad
     \frac{\partial}{\partial z} \max_{i \in \text{window}} z_i = \text{softmax}(z / \tau s), \quad
     s^2 = \text{mean}(z^2)
 
-    x_k = \arg\min_{x \in [0, 1]^n} \; 1 - \cos(\nabla_\theta L_\tau(f_\theta(x), y), g) + w_k \cdot \text{colour}(x),
-    \quad \tau \to 0
+    x_k = \arg\min_{x \in [0, 1]^n} \; 1 - \cos(\nabla_\theta L_\tau(f_\theta(x), y), g)
+    + w_k \cdot \text{roughness}(x), \quad \tau \to 0
 
   Args:
     steps: number of steps of each rung.
     learning_rate: of Adam at the first step.
-    lowest, highest: weights of smoothness of the first rung and of the last.
+    lowest, highest: weights of roughness of the first rung and of the last.
     rungs: their number, 2 to 16.
     slack: how many times the least distance the kept rung may have, at least 1.
     descent: how many times its weight a rung starts with, at least 1.
@@ -310,7 +310,7 @@ def annealed(
   solver = first_order('adam', learning_rate, steps, gradient='sign', decay='cosine')
   base = Preset(solver, steps, {'distance': 'cosine', 'box': True, 'start': start, 'softness': softness})
   rungs_of = {'lowest': lowest, 'highest': highest, 'rungs': rungs, 'slack': slack, 'descent': descent}
-  return Climb(base, rungs_of, 'colour')
+  return Climb(base, rungs_of, 'roughness')
 
 
 @preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())

@@ -252,6 +252,6 @@ IMAGES = modality(
     words=WORDS,
     shaped=shaped,
     settle=lambda images: jnp.clip(images, 0.0, 1.0),
-    terms=frozenset({'tv', 'colour', 'prior', 'group', 'order', 'denoising'}),
+    terms=frozenset({'tv', 'roughness', 'prior', 'group', 'order', 'denoising'}),
   )
 )

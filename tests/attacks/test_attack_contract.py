@@ -90,7 +90,7 @@ ROWS = {
   ),
   'annealed': Row(
     {**SHORT, 'rungs': 2},
-    {name: value for name, value in RATE.items() if name not in ('tv', 'colour')}
+    {name: value for name, value in RATE.items() if name not in ('tv', 'roughness')}
     | {'lowest': 0.0, 'highest': -1.0, 'rungs': 1, 'slack': 0.5, 'descent': 0.5},
     DIRECTION,
     like='ladder',

@@ -19,7 +19,7 @@ from gradleak.threat import Observation
 
 _ROUNDING = 1e-6  # of the squared norm of an update without noise
 _OPPONENTS = (1, 1, 1), (1, 0, -1), (1, -2, 1)  # brightness, and what differs between colours
-_COLOURS = 2.0
+_COLOURS, _BENDS = 2.0, 0.5  # weights of differences of colour, and of second order
 _FEATURES = 96  # of the random convolution, as published
 
 
@@ -100,17 +100,25 @@ def total_variation(images: jax.Array, given: Given | None = None) -> jax.Array:
   return sum((jnp.mean(jnp.abs(x)) for x in (rows, columns) if x.size), jnp.zeros((), images.dtype))
 
 
-def colour_variation(images: jax.Array, given: Given | None = None) -> jax.Array:
-  """Returns the total variation of brightness and of two colour differences, which count twice each.
+def roughness(images: jax.Array, given: Given | None = None) -> jax.Array:
+  """Returns the total variation of brightness and of two colour differences, and half that of their slopes.
 
-  Natural images have stronger edges in brightness than in colour. The three are orthonormal: (R + G + B)/√3, (R − B)/√2
-  and (R − 2G + B)/√6. Images with any other number of channels have the total variation.
+  Natural images have stronger edges in brightness than in colour, so colour differences count twice. The three axes are
+  orthonormal: (R + G + B)/√3, (R − B)/√2 and (R − 2G + B)/√6. Images with any other number of channels are taken as
+  they are. Total variation alone prefers flat patches. Differences of second order allow slopes, as in total
+  generalised variation (Bredies, Kunisch, Pock 2010); the mixed one counts twice.
   """
-  if images.shape[-1] != len(_OPPONENTS):
-    return total_variation(images, given)
-  axes = np.asarray(_OPPONENTS, np.float32)
-  axes = axes / np.linalg.norm(axes, axis=1, keepdims=True) * np.float32([[1], [_COLOURS], [_COLOURS]])
-  return total_variation(images @ jnp.asarray(axes.T, images.dtype), given)
+  del given
+  if images.shape[-1] == len(_OPPONENTS):
+    axes = np.asarray(_OPPONENTS, np.float32)
+    axes = axes / np.linalg.norm(axes, axis=1, keepdims=True) * np.float32([[1], [_COLOURS], [_COLOURS]])
+    images = images @ jnp.asarray(axes.T, images.dtype)
+  rows, columns = jnp.diff(images, axis=1), jnp.diff(images, axis=2)
+  bends = jnp.diff(rows, axis=1), jnp.diff(columns, axis=2), 2 * jnp.diff(rows, axis=2)
+  sizes = [
+    (weight, jnp.mean(jnp.abs(x))) for weight, parts in ((1, (rows, columns)), (_BENDS, bends)) for x in parts if x.size
+  ]
+  return sum((weight * size for weight, size in sizes), jnp.zeros((), images.dtype))
 
 
 def mean_square(images: jax.Array, given: Given | None = None) -> jax.Array:
@@ -243,7 +251,7 @@ class Denoising(NamedTuple):
 # Setting -> its term, in the order in which they are summed.
 TERMS: dict[str, Term] = {
   'tv': Term(total_variation, 0.0, special=True),
-  'colour': Term(colour_variation, special=True),
+  'roughness': Term(roughness, special=True),
   'l2': Term(mean_square, 0.0),
   'prior': Term(total_variation, 0.0, relative=True, special=True),
   'batch_norm': Term(batch_statistics, needs='batch_stats'),

@@ -12,8 +12,9 @@ from gradleak.federated.scenario import Scenario
 from gradleak.models.soft_slopes import has_max_pools
 
 # Parameters up to which `annealed` takes all its steps, and those up to which its gain was measured. With fewer steps,
-# it takes no longer than `ladder`.
+# it takes no longer than `ladder`. Several samples take longer: two rungs do, near the weight that is best.
 _SMALL, _MEASURED, _FEWER = 10**5, 10**6, 600
+_TWO = {'lowest': 5e-3, 'highest': 0.02, 'rungs': 2}
 
 
 class Known(NamedTuple):
@@ -33,6 +34,11 @@ class Known(NamedTuple):
   def parameters(self) -> int:
     """How many numbers the client trains."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.scenario.variables['params']))
+
+  @property
+  def small(self) -> bool:
+    """Whether the network is small."""
+    return self.parameters <= _SMALL
 
   @property
   def max_pools(self) -> bool:
@@ -76,8 +82,10 @@ DEFAULTS: dict[str, tuple[tuple[Default, ...], ...]] = {
     (Default(attacks.peeling()),),
     (
       Default(attacks.ladder(match='sign'), _of_signs),
-      Default(attacks.annealed(), lambda known: known.parameters <= _SMALL and known.max_pools),
-      Default(attacks.annealed(steps=_FEWER), lambda known: known.max_pools),
+      Default(attacks.annealed(), lambda known: known.max_pools and known.small and known.number == 1),
+      Default(attacks.annealed(steps=_FEWER), lambda known: known.max_pools and known.number == 1),
+      Default(attacks.annealed(steps=3200, **_TWO), lambda known: known.max_pools and known.small),
+      Default(attacks.annealed(steps=900, **_TWO), lambda known: known.max_pools),
       Default(attacks.ladder()),
     ),
   ),
