@@ -13,6 +13,7 @@
     python launch/benchmark.py --measure=sequential --trials=64
     python launch/benchmark.py --measure=profile --trials=16 --steps=40
     python launch/benchmark.py --measure=cache --trials=4 --steps=50
+    python launch/benchmark.py --measure=tableak --clone=tableak --trials=8 --compared=1 --steps=1500
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import gc
 import os
 import pathlib
@@ -11,10 +12,14 @@ import sys
 import tempfile
 import threading
 import time
+import types
 
-import jax
-import numpy as np
-import pytest
+os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')  # before NumPy: threads that wait take as long as what they wait for
+gc.set_threshold(50_000, 20, 20)  # imports and traced programs are many objects, few of them garbage
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 2)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
@@ -52,15 +57,33 @@ def lower_in_one_context():
     mlir.make_ir_context = context
 
 
+def trace_initialisers_once():
+  """Lets Flax trace the initialiser of a weight once: to compare shapes, it does so at each call of a network."""
+  from flax.core import scope
+
+  @functools.lru_cache(10_000)
+  def kept(make, arguments, named):
+    return jax.eval_shape(lambda: make(jax.random.key(0), *arguments, **dict(named)))
+
+  def shape(function, *given):
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    held = {name: cell.cell_contents for name, cell in cells}
+    try:
+      return kept(held['init_fn'], held['init_args'], tuple(held['init_kwargs'].items()))
+    except (KeyError, TypeError):  # another function, or arguments without a hash
+      return jax.eval_shape(function, *given)
+
+  scope.jax = types.SimpleNamespace(**{**vars(jax), 'eval_shape': shape})
+
+
 def known_to_xla(flag):
   """Returns whether a process with this flag starts: XLA ends those with a flag that it does not know."""
-  starts = [sys.executable, '-c', 'import jax; jax.devices()']
+  starts = [sys.executable, '-c', 'from jaxlib import xla_client; xla_client.make_cpu_client()']
   return not subprocess.run(starts, env={**os.environ, 'XLA_FLAGS': flag}, capture_output=True).returncode
 
 
 def pytest_collection_finish():
   gc.freeze()  # what is imported stays: going through it again and again would take a tenth of the time
-  gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_addoption(parser):
@@ -101,6 +124,7 @@ def pytest_configure(config):
     os.environ['GRADLEAK_TEST_QUICK'] = '1'  # workers inherit both
   if 'GRADLEAK_TEST_QUICK' in os.environ:
     lower_in_one_context()
+    trace_initialisers_once()
     for name, value in QUICK_JAX.items():
       jax.config.update(name, value)
   if config.getoption('--budget') is not None:

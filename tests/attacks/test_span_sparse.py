@@ -4,15 +4,13 @@ import dataclasses
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak import Client, Knowledge, Observation
 from gradleak.attacks import span_assembly, span_decoder, span_sparse, subspace
 from gradleak.core import trees
-from gradleak.modalities import TEXT
 from tests.attacks.test_span import ADAPTED, BERT, PAD, attacked, batch, expected, model_of, noisy, rounded, stirred
+from tests.attacks.test_span import observed as seen
 
 DECODER = ADAPTED.replace('layers=2', 'layers=3,head=mean').format(4)
 ENCODER = BERT.replace('layers=2', 'layers=3,head=mean') + '+lora(rank=4,only=query-value)'
@@ -20,11 +18,7 @@ ENCODER = BERT.replace('layers=2', 'layers=3,head=mean') + '+lora(rank=4,only=qu
 
 def observed(spec, ids, labels, change=None):
   """Returns the client and the `Observation` of its upload in a later round, where B is not zero."""
-  model, variables = model_of(spec)
-  variables, client = stirred(variables), Client(model, 2, modality=TEXT)
-  update = jax.jit(client.local_update)(None, variables, jnp.asarray(ids), jnp.asarray(labels)).update
-  update = update if change is None else change(update)
-  return client, Observation(variables, update, jnp.zeros((len(ids), 2)), Knowledge(labels='unused'), ids.shape, 2)
+  return seen(spec, ids, labels, change=change, variables=stirred(model_of(spec)[1]))
 
 
 @pytest.mark.parametrize('change', [None, rounded])
@@ -64,10 +58,7 @@ def test_adapters_on_all_matrices_are_read_too(first):
   """Those of the table have a row for each token, but in the first round."""
   spec = ADAPTED.replace('layers=2', 'layers=3,head=mean').replace(',only=q-v', '').format(4)
   ids, labels = batch(1, 8, seed=16)
-  model, variables = model_of(spec)
-  client, variables = Client(model, 2, modality=TEXT), variables if first else stirred(variables)
-  update = jax.jit(client.local_update)(None, variables, jnp.asarray(ids), jnp.asarray(labels)).update
-  observation = Observation(variables, update, jnp.zeros((1, 2)), Knowledge(labels='unused'), ids.shape, 2)
+  client, observation = seen(spec, ids, labels) if first else observed(spec, ids, labels)
   assert attacked(client, observation) == ([(PAD,) * 8] if first else expected(ids))
 
 

@@ -156,23 +156,31 @@ def normed():
   return client, Observation(variables, update, labels, Knowledge(share='delta'), IMAGES.shape, 4)
 
 
-@pytest.mark.parametrize('name', terms.TERMS)
-def test_every_term_is_added_with_its_weight(name, normed):
+@pytest.fixture(scope='module')
+def weighed(normed):
+  """{term: weight} -> (objective, slope), compiled once for all terms."""
   client, seen = normed
-  if name == 'gaussian':
-    seen = dataclasses.replace(seen, prepared=gaussian.fitted(np.asarray(IMAGES), 2), noise=jnp.float32(1))
+  seen = dataclasses.replace(seen, prepared=gaussian.fitted(np.asarray(IMAGES), 2), noise=jnp.float32(1))
 
   @jax.jit
-  def found(weight):
-    kind = terms.TERMS[name].of
-    value = kind(lambda _, noisy, levels: 0.5 * noisy, weight, 0.3, 0.03) if isinstance(kind, type) else weight
-    attack = matching.gradient_matching(client, optax.sgd(0.1), 2, seeds=2, orders='free', **{name: value})
+  def found(weights):
+    settings = {}
+    for name, weight in weights.items():
+      kind = terms.TERMS[name].of
+      own = isinstance(kind, type)
+      settings[name] = kind(lambda _, noisy, levels: 0.5 * noisy, weight, 0.3, 0.03) if own else weight
+    attack = matching.gradient_matching(client, optax.sgd(0.1), 2, seeds=2, orders='free', **settings)
     state = attack.init(jax.random.key(2), seen)
     return jax.value_and_grad(lambda x: attack.init.__self__.evaluate({'images': x}, state, seen)[0])(
       state.dummy['images']
     )
 
-  (none, _), (once, slope), (twice, _) = (found(jnp.float32(weight)) for weight in (0.0, 0.5, 1.0))
+  return lambda **weights: found({name: jnp.float32(weights.get(name, 0)) for name in terms.TERMS})
+
+
+@pytest.mark.parametrize('name', terms.TERMS)
+def test_every_term_is_added_with_its_weight(name, weighed):
+  (none, _), (once, slope), (twice, _) = (weighed(**{name: weight}) for weight in (0.0, 0.5, 1.0))
   assert once > none and np.isfinite(slope).all() and slope.any()
   np.testing.assert_allclose(twice - none, 2 * (once - none), rtol=1e-3)
   assert terms.TERMS[name].about.startswith('weight of ')

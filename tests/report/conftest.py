@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gradleak import AuditResult
+from gradleak import AuditResult, report
 from tests.report.facts import methods
 
 ATTACKS = ('dlg(history=100)', 'csdlg(tv=1e-4)')
@@ -154,6 +154,12 @@ def result():
 def both():
   """Non-adaptive and adaptive attackers."""
   return make(digits(4), adaptive=ADAPTIVE)
+
+
+@pytest.fixture(scope='session')
+def source_of_both(both):
+  """Their page."""
+  return report.render(both)
 
 
 @pytest.fixture(scope='session')

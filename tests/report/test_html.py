@@ -19,7 +19,7 @@ EVIL = '<script>alert("x")</script>&'
 @pytest.fixture(scope='module', params=['audit', 'autoleak', 'leaderboard', 'sensitivity', 'training'])
 def source(request, tmp_path_factory):
   if request.param == 'audit':
-    return report.render(request.getfixturevalue('both'))
+    return request.getfixturevalue('source_of_both')
   if request.param == 'autoleak':
     run = found()
     run.stages[:] = [{**one, 'attacks': ['dlg'], 'left_out': {}, 'targets': 3, 'all_targets': 4, 'seconds': 1.0}
