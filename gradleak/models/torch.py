@@ -35,10 +35,11 @@ _WHOLE = tuple(
   upsample_trilinear3d.vec reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
   replication_pad2d.default _adaptive_avg_pool2d.default adaptive_max_pool2d.default log_sigmoid_forward.default
   softplus.default hardswish.default hardsigmoid.default mish.default rms_norm.default leaky_relu.default elu.default
-  hardtanh.default clamp.default _prelu_kernel.default
+  hardtanh.default clamp.default _prelu_kernel.default std.correction
   """.split()  # noqa: SIM905
 )
 _CHECKED = 4  # samples of the example that both networks are run on
+_MANY = 2**16  # samples, a bound above which is one of memory
 _COUNTS = 2, 5, 131  # samples of several exports, where one does not do for any number
 
 
@@ -67,8 +68,8 @@ def from_torch(
   The module is exported in both modes (`torch.export`), and its operations are run in JAX; PyTorch takes no part in
   what follows. Variables stand under PyTorch's own names, so that files of its state dicts, and updates, are read
   without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
-  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'; parameters that are not trained,
-  or not used in training, and all other buffers are 'buffers'. Dropout is active only with a key. Images are
+  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'; parameters that are not
+  trained, or not used in training, and all other buffers are 'buffers'. Dropout is active only with a key. Images are
   [N, H, W, C] outside of the module, and so are outputs of four axes.
 
   Args:
@@ -148,8 +149,8 @@ def _to_torch(samples: Any) -> Any:
 def _exported(torch: Any, module: Any, samples: Any, train: bool, name: str) -> Program:
   """Returns the `Program` of a module in one mode; its buffers stay as they are.
 
-  A module that asks for `len(samples)` can be exported for only one number of samples. Then several exports tell how its
-  program depends on that number.
+  A module that asks for `len(samples)` can be exported for only one number of samples. Then several exports tell how
+  its program depends on that number.
   """
   module.train(train)
   try:
@@ -181,6 +182,7 @@ def _for_batch(torch: Any, module: Any, samples: Any, dynamic: bool, name: str) 
   for whole in _WHOLE:
     operation, overload = whole.split('.')
     table.pop(getattr(getattr(torch.ops.aten, operation, None), overload, None), None)
+  table.update(torch._decomp.get_decompositions([torch.ops.aten.grid_sampler_2d.default]))
   before = {key: value.clone() for key, value in module.state_dict().items()}
   shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
   with torch.enable_grad(), _silent(), _no_comparison_of_masks(torch):
@@ -195,8 +197,9 @@ def _for_batch(torch: Any, module: Any, samples: Any, dynamic: bool, name: str) 
 def _check_range(exported: Any, name: str) -> None:
   """Raises `UsageError` where an export is for some numbers of samples, as the module asks for their number."""
   for symbol, numbers in exported.range_constraints.items():
-    if str(symbol).startswith('s') and (numbers.lower > 2 or numbers.upper.is_Integer):  # not of values, as 'u0' is
-      most = f' to {numbers.upper}' if numbers.upper.is_Integer else ' or more'
+    bounded = numbers.upper < _MANY
+    if str(symbol).startswith('s') and (numbers.lower > 2 or bounded):  # not of values, as 'u0' is
+      most = f' to {numbers.upper}' if bounded else ' or more'
       raise _of_some_batches(name, f'{numbers.lower}{most} samples and for other numbers of them')
 
 
@@ -208,15 +211,17 @@ def _of_some_batches(name: str, which: str) -> errors.UsageError:
 
 def _hold_back_gradients(torch: Any, exported: Any) -> None:
   """Detaches what enters each block of an export that is under `no_grad`; without it the block would be forgotten."""
-  for graph in (part.graph for part in exported.graph_module.modules() if isinstance(part, torch.fx.GraphModule)):
-    for node in graph.nodes:
+  for part in exported.graph_module.modules():
+    for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
       if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
-        with graph.inserting_before(node):
-          for one in node.args[2:]:
-            if isinstance(one, torch.fx.Node) and one.meta['val'].requires_grad:
-              held = graph.call_function(torch.ops.aten.detach.default, (one,))
-              held.meta = {**one.meta, 'val': one.meta['val'].detach()}
-              node.replace_input_with(one, held)
+        for one in (one for one in node.args[2:] if isinstance(one, torch.fx.Node)):
+          if one.op != 'placeholder' or one.meta['val'].requires_grad:  # buffers stay what they are: it may change them
+            with part.graph.inserting_before(node):
+              held = part.graph.call_function(torch.ops.aten.detach.default, (one,))
+            held.meta = {**one.meta, 'val': one.meta['val'].detach()}
+            node.replace_input_with(one, held)
+    if isinstance(part, torch.fx.GraphModule):
+      part.recompile()
 
 
 @contextlib.contextmanager

@@ -89,6 +89,7 @@ def _check_mode(
   """Raises the errors of `check` in one mode."""
   assert model.layout is not None
   mode = f'in {"training" if train else "evaluation"}'
+  fresh = copy.deepcopy(module)
   logits, outputs, gradients, after = _theirs(torch, module, inputs, train, model.name)
   found, ours, changed = _ours(model, variables, samples, train, logits)
   if not _near(found, logits):
@@ -112,7 +113,7 @@ def _check_mode(
       raise errors.UsageError(
         f'the model departs from the module {model.name!r} in {name} after a step of training. {_ANYWAY}'
       )
-  _check_one_sample(torch, module, inputs, model, variables, samples, train)
+  _check_one_sample(torch, fresh, inputs, model, variables, samples, train)
 
 
 def _check_one_sample(
@@ -124,7 +125,7 @@ def _check_one_sample(
   """
   try:
     with torch.no_grad(), _without_dropout(torch):
-      logits = _logits(torch, copy.deepcopy(module), inputs[:1], model.name).numpy()
+      logits = _logits(torch, module.train(train), inputs[:1], model.name).numpy()
   except errors.UsageError:
     raise
   except Exception:  # BatchNorm does not train on one value per channel
@@ -179,7 +180,7 @@ def _theirs(torch: Any, module: Any, inputs: Any, train: bool, name: str) -> tup
   for hook in hooks:
     hook.remove()
   gradients = {
-    name: np.zeros(one.shape) if one.grad is None else one.grad.numpy().copy()
+    name: np.zeros(one.shape) if one.grad is None else one.grad.to_dense().numpy().copy()
     for name, one in module.named_parameters()
     if one.requires_grad
   }

@@ -1,6 +1,7 @@
 """What a PyTorch module must be like to become a model: its state is what its `state_dict` holds, each tensor alone."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def _check_memory(module: Any) -> None:
   tensors = {**dict(module.named_buffers()), **dict(module.named_parameters())}
   spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if tensor.numel())
   trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-  for (_, end, name), (start, _, other) in zip(spans, spans[1:], strict=False):
+  for (_, end, name), (start, _, other) in itertools.pairwise(spans):
     if start < end and {name, other} & trained:
       raise errors.UsageError(
         f'{name} and {other} are two tensors in the same memory, of which a step of training moves both: tie them as '
