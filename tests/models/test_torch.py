@@ -181,6 +181,24 @@ def test_steps_of_sgd_with_momentum_and_the_statistics_behind_them():
   assert float(found['norm.num_batches_tracked']) == float(before['norm.num_batches_tracked']) + 4
 
 
+def test_running_statistics_are_not_rounded_to_the_precision_of_the_pass():
+  """As in PyTorch's autocast: in bfloat16 the number of batches stayed at 256, and a mean lost its third digit."""
+  module, x, labels = seeded(networks.Cnn), images(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
+  module.norm.num_batches_tracked.fill_(300)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  client = gl.ClientSettings(share='delta', precision='bfloat16', local_epochs=2, learning_rate=0.1).client(model, 5)
+  _, _, stats = jax.jit(client.participate)(None, variables, ours(x), labels.numpy())
+  optimizer = torch.optim.SGD(module.parameters(), 0.1)
+  for _ in range(2):
+    optimizer.zero_grad()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+      logits = module(x)
+    nn.functional.cross_entropy(logits.float(), labels).backward()
+    optimizer.step()
+  for name, value in model.layout.to_theirs({'batch_stats': stats}).items():
+    np.testing.assert_allclose(value, module.state_dict()[name].numpy(), rtol=1e-3, atol=2e-4, err_msg=name)
+
+
 def test_images_that_fill_a_batch_are_left_out_of_its_statistics():
   module, x = seeded(networks.Cnn), images(3, 3, 8, 8)
   model, variables = gl.models.from_torch(module, x, check=False)
