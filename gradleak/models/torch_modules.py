@@ -1,4 +1,4 @@
-"""What a PyTorch module must be like to become a model: its state is what its `state_dict` holds, each tensor alone."""
+"""What a PyTorch module must be like to become a model: a copy of it, whose state is what its `state_dict` holds."""
 
 import copy
 import itertools
