@@ -281,7 +281,7 @@ def _batch_norm(
 ) -> Any:
   """Returns (the norm, …, the new running mean and variance, the latter of the unbiased variance of the batch)."""
   images = last(x)
-  images, low = images.astype(jnp.promote_types(images.dtype, jnp.float32)), images.dtype
+  images, low = images.astype(jnp.float32) if images.dtype.itemsize < 4 else images, images.dtype
   if not (training and run.train) and mean is not None:
     found = _normed(images, _along_channels(images, mean), _along_channels(images, var), eps)
     return Last(_scaled(found, weight, bias).astype(low)), None, None, mean, var
