@@ -547,7 +547,7 @@ def _scan(one_step: Callable, start: tuple, steps: int, remat: bool) -> tuple:
 
 @functools.lru_cache(maxsize=64)
 def _in_precision(model: Model, precision: str) -> Model:
-  """Returns the model whose pass is in this dtype; logits and batch statistics are float32."""
+  """Returns the model whose pass is in this dtype; logits are float32, and running statistics keep their own."""
   if precision == 'float32':
     return model
   low = jnp.dtype(precision)
@@ -558,7 +558,8 @@ def _in_precision(model: Model, precision: str) -> Model:
   def pass_through(function: Callable) -> Callable:
     def run(variables: Tree, samples: jax.Array, *options: Any) -> tuple:
       with jax.numpy_dtype_promotion('standard'):  # norms compute their statistics in float32
-        found = function(cast(variables, low), cast(samples, low), *options)
+        kept = {name: tree if name == 'batch_stats' else cast(tree, low) for name, tree in variables.items()}
+        found = function(kept, cast(samples, low), *options)
       return cast(found, jnp.float32)
 
     return run

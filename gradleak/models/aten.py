@@ -215,7 +215,8 @@ for _name, _function in {
   'log1p': jnp.log1p, 'sqrt': jnp.sqrt, 'rsqrt': jax.lax.rsqrt, 'sin': jnp.sin, 'cos': jnp.cos, 'tan': jnp.tan,
   'asin': jnp.arcsin, 'acos': jnp.arccos, 'atan': jnp.arctan, 'sinh': jnp.sinh, 'cosh': jnp.cosh, 'tanh': jnp.tanh,
   'asinh': jnp.arcsinh, 'acosh': jnp.arccosh, 'atanh': jnp.arctanh, 'sigmoid': jax.nn.sigmoid, 'erf': jax.lax.erf,
-  'reciprocal': lambda x: 1 / x, 'silu': jax.nn.silu, 'log_sigmoid': jax.nn.log_sigmoid,
+  'erfinv': jax.lax.erf_inv, 'lgamma': jax.lax.lgamma, 'digamma': jax.lax.digamma, 'reciprocal': lambda x: 1 / x,
+  'silu': jax.nn.silu, 'log_sigmoid': jax.nn.log_sigmoid,
   'mish': lambda x: x * jnp.tanh(jax.nn.softplus(x)),
   'isnan': jnp.isnan, 'isinf': jnp.isinf,
 }.items():  # fmt: skip
@@ -240,6 +241,7 @@ for _name, _function in {
   entrywise(_name)(_function)  # type: ignore[arg-type]
 
 entrywise('atan2', floats=True)(jnp.arctan2)
+entrywise('hypot', floats=True)(lambda a, b: trees.safe_sqrt(jnp.square(a) + jnp.square(b)))
 
 
 @entrywise('add')
@@ -462,6 +464,10 @@ def _cumsum(run: Run, x: Any, dim: int, *, dtype: Any = None) -> Any:
   return jnp.cumsum(x, axis(dim, x.ndim))
 
 
+of_arrays('cumprod')(lambda x, dim: jnp.cumprod(x, axis(dim, x.ndim)))
+of_arrays('logcumsumexp')(lambda x, dim: jax.lax.cumlogsumexp(x, axis(dim, x.ndim)))
+
+
 @operation('logsumexp')
 def _logsumexp(run: Run, x: Any, dims: Any, keepdim: bool = False) -> Any:
   return jax.nn.logsumexp(x, axes(dims, x.ndim), keepdims=keepdim)
@@ -524,6 +530,7 @@ of_arrays('t')(jnp.transpose)
 of_arrays('unsqueeze', 'unsqueeze_copy')(jnp.expand_dims)
 of_arrays('flip')(lambda x, dims: jnp.flip(x, axes(dims, x.ndim)))
 of_arrays('repeat')(jnp.tile)
+of_arrays('diagonal', 'diagonal_copy')(lambda x, offset=0, one=0, two=1: jnp.diagonal(x, offset, one, two))
 of_arrays('tril')(jnp.tril)
 of_arrays('triu')(jnp.triu)
 
@@ -676,8 +683,11 @@ def _all_places(x: Any, indices: Sequence[Any]) -> tuple:
 
 @operation('index_put', '_unsafe_index_put')
 def _index_put(run: Run, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-  at = x.at[_all_places(x, indices)]
   values = values.astype(x.dtype)
+  if len(indices) == 1 and indices[0].dtype == bool and values.size == 1 and not accumulate:  # x[x < 0] = 0
+    chosen = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
+    return jnp.where(chosen, values.reshape(()), x)
+  at = x.at[_all_places(x, indices)]
   return at.add(values) if accumulate else at.set(values)
 
 
@@ -691,6 +701,25 @@ def _gather(run: Run, x: Any, dim: int, index: Any, *, sparse_grad: bool = False
   dim = axis(dim, x.ndim)
   x = x[tuple(slice(None) if i == dim else slice(side) for i, side in enumerate(index.shape))]
   return jnp.take_along_axis(x, index, dim)
+
+
+def _scattered(x: Any, dim: int, index: Any) -> tuple[Any, tuple[slice, ...]]:
+  """Returns `x.at` the places of an index along an axis, and which entries of a source go there."""
+  places = list(jnp.indices(index.shape, index.dtype, sparse=True))
+  places[axis(dim, x.ndim)] = index
+  return x.at[tuple(places)], tuple(map(slice, index.shape))
+
+
+@operation('scatter')
+def _scatter(run: Run, x: Any, dim: int, index: Any, source: Any) -> Any:
+  at, part = _scattered(x, dim, index)
+  return at.set(source[part].astype(x.dtype) if is_array(source) and source.ndim else source)
+
+
+@operation('scatter_add')
+def _scatter_add(run: Run, x: Any, dim: int, index: Any, source: Any) -> Any:
+  at, part = _scattered(x, dim, index)
+  return at.add(source[part].astype(x.dtype))
 
 
 # New arrays ----------------------------------------------------------------------------------------------------------
@@ -760,12 +789,31 @@ def _addmm(run: Run, bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float
   return beta * bias + alpha * product
 
 
+@on_maps('operator.getitem')
+def _getitem(run: Run, value: Any, index: int) -> Any:
+  if value[index] is None:
+    raise Unsupported(f'output {index}')
+  return value[index]
+
+
+@operation('_cdist_forward')
+def _cdist(run: Run, a: Any, b: Any, order: float, mode: Any) -> Any:
+  return _vector_norm(run, a[..., :, None, :] - b[..., None, :, :], order, [-1])
+
+
+@operation('_trilinear')
+def _trilinear(run: Run, a: Any, b: Any, c: Any, *expanded: Any) -> Any:
+  """Multiplies three arrays, expanded at the axes that are listed for each, and sums over the axes listed next."""
+  *own, summed = expanded[:4]
+  product = math.prod((jnp.expand_dims(one, tuple(at)) for one, at in zip((a, b, c), own, strict=True)), start=1.0)
+  return jnp.sum(product, tuple(summed))
+
+
 # Numbers of the program ----------------------------------------------------------------------------------------------
 
 OPERATIONS['log_sigmoid_forward'] = lambda run, x: (OPERATIONS['log_sigmoid'](run, x), None)
 OPERATIONS['sym_size'] = lambda run, x, dim: x.shape[dim]
 OPERATIONS['sym_numel'] = lambda run, x: math.prod(x.shape)
-OPERATIONS['operator.getitem'] = lambda run, value, index: value[index]
 for _name in ('add', 'sub', 'mul', 'floordiv', 'mod', 'neg', 'truediv', 'pow', 'eq', 'ne', 'lt', 'le', 'gt', 'ge'):
   OPERATIONS[f'operator.{_name}'] = functools.partial(lambda name, run, *of: getattr(operator, name)(*of), _name)
 OPERATIONS['sym_max'] = lambda run, a, b: max(a, b)

@@ -26,7 +26,7 @@ def _each(value: Any, count: int) -> tuple[int, ...]:
 @operation('linear')
 def _linear(run: Run, x: Any, weight: Any, bias: Any = None) -> Any:
   """Multiplies by a weight [out, in], or [in, out] where the program marks it as 'dense'."""
-  found = jnp.matmul(x, weight if run.mark == 'dense' else weight.T)
+  found = jnp.matmul(x.astype(weight.dtype), weight if run.mark == 'dense' else weight.T)
   return found if bias is None else found + bias.reshape((1,) * (found.ndim - 1) + bias.shape)
 
 
@@ -48,7 +48,7 @@ def _convolution(
   if sides != weight.ndim - 2 or sides < 1:
     raise Unsupported('a batch without its axis')
   stride, padding, dilation = (_each(one, sides) for one in (stride, padding, dilation))
-  images = last(x)
+  images = last(x).astype(weight.dtype)
   pads = [(pad, pad) for pad in padding]
   if transposed:
     images, weight, pads = _dilated(images, weight, stride, padding, dilation, _each(output_padding, sides), groups)
@@ -281,9 +281,10 @@ def _batch_norm(
 ) -> Any:
   """Returns (the norm, …, the new running mean and variance, the latter of the unbiased variance of the batch)."""
   images = last(x)
+  images, low = images.astype(jnp.float32) if images.dtype.itemsize < 4 else images, images.dtype
   if not (training and run.train) and mean is not None:
     found = _normed(images, _along_channels(images, mean), _along_channels(images, var), eps)
-    return Last(_scaled(found, weight, bias)), None, None, mean, var
+    return Last(_scaled(found, weight, bias).astype(low)), None, None, mean, var
   over = tuple(range(images.ndim - 1))
   counts = run.counted(images) if mean is not None or images.shape[0] > 1 else None
   share = jnp.ones((1,) * images.ndim, images.dtype) if counts is None else counts.astype(images.dtype)
@@ -293,7 +294,7 @@ def _batch_norm(
     raise errors.UsageError(f'BatchNorm of {run.where} has one value per channel, on which PyTorch does not train')
   centre = jnp.sum(images * share, over, keepdims=True) / size
   spread = jnp.sum(jnp.square(images - centre) * share, over, keepdims=True) / size
-  found = Last(_scaled(_normed(images, centre, spread, eps), weight, bias))
+  found = Last(_scaled(_normed(images, centre, spread, eps), weight, bias).astype(low))
   if mean is None:
     return found, None, None, None, None
   rate = jnp.asarray(momentum, mean.dtype)

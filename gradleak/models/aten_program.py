@@ -18,6 +18,7 @@ _ENTRYWISE = frozenset(
   native_dropout dropout operator.getitem clone alias contiguous detach _to_copy
   """.split()  # noqa: SIM905
 )
+_OF_ARGUMENTS = (TypeError, ValueError, IndexError, AttributeError)  # what JAX and Python raise for shapes and types
 _VIEWS = ('view', '_unsafe_view', 'reshape', 'view_copy')
 
 
@@ -156,6 +157,10 @@ class Program(NamedTuple):
         made = function(run, *arguments, **options)
       except aten.Unsupported as error:
         raise unsupported([step], str(error)) from error
+      except errors.UsageError:
+        raise
+      except _OF_ARGUMENTS as error:
+        raise unsupported([step], f'these arguments ({errors.shown(str(error))})') from error
       values[step.place] = made
       if watch is not None:
         watch(step, made)

@@ -4,13 +4,13 @@ PyTorch is imported where a module is given, and nowhere else in gradleak.
 """
 
 import contextlib
-import copy
 import io
 import logging
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.trees import Layer, Tree, get, path_names
-from gradleak.models import aten, masked, torch_check
+from gradleak.models import aten, masked, torch_check, torch_modules
 from gradleak.models.aten_program import Program, Ref, Step, pruned, unsupported
 from gradleak.models.model import ImageShape, Model, Normalisation, check_sample_shape
 from gradleak.models.state_dict import Entry, Layout
@@ -35,12 +35,12 @@ _WHOLE = tuple(
   upsample_trilinear3d.vec reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
   replication_pad2d.default _adaptive_avg_pool2d.default adaptive_max_pool2d.default log_sigmoid_forward.default
   softplus.default hardswish.default hardsigmoid.default mish.default rms_norm.default leaky_relu.default elu.default
-  hardtanh.default clamp.default _prelu_kernel.default
+  hardtanh.default clamp.default _prelu_kernel.default std.correction
   """.split()  # noqa: SIM905
 )
-_WRAPPED = ('_orig_mod', 'module', '_module')  # of torch.compile, DataParallel and Opacus: where they hold the module
 _CHECKED = 4  # samples of the example that both networks are run on
-_COUNTS = 5, 7  # samples of two exports, where one does not do for any number
+_MANY = 2**16  # samples, a bound above which is one of memory
+_COUNTS = 2, 5, 131  # samples of several exports, where one does not do for any number
 
 
 class _Network(NamedTuple):
@@ -68,9 +68,9 @@ def from_torch(
   The module is exported in both modes (`torch.export`), and its operations are run in JAX; PyTorch takes no part in
   what follows. Variables stand under PyTorch's own names, so that files of its state dicts, and updates, are read
   without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
-  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'; parameters that are not trained
-  and all other buffers are 'buffers'. Dropout is active only with a key. Images are [N, H, W, C] outside of the
-  module, and so are outputs of four axes.
+  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'. Parameters that are not trained
+  or not used in training, and all other buffers, are 'buffers'. Dropout is active only with a key. Images are
+  [N, H, W, C] outside of the module, and so are outputs of four axes.
 
   Args:
     module: a `torch.nn.Module`, called as `module(samples)`, that returns one tensor. Its parameters are float32.
@@ -85,10 +85,10 @@ def from_torch(
       a module that takes batches of one size alone; and where both networks differ, with the first layer that does.
   """
   torch = _torch()
-  module = _unwrapped(torch, module)
+  module = torch_modules.copied(torch, module)
   if (mean is None) != (std is None):
     raise errors.UsageError('from_torch takes mean and std together: give both or neither')
-  given, shape = _example(torch, example)
+  given, shape = torch_modules.example(torch, example, _CHECKED)
   normalisation = None
   if mean is not None and std is not None:
     channels = [errors.host_array(what, values) for what, values in (('mean', mean), ('std', std))]
@@ -98,7 +98,6 @@ def from_torch(
       )
     normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
-  module = copy.deepcopy(module).cpu()
   samples = torch.from_numpy(np.array(_normalised(given, normalisation)))
   modes = [_exported(torch, module, _to_torch(samples), train, name) for train in (True, False)]
   missing = {step.name: step for program in modes for step in program.missing()}
@@ -130,38 +129,6 @@ def _torch() -> Any:
   return torch
 
 
-def _unwrapped(torch: Any, module: Any) -> Any:
-  """Returns the module within what compiles or distributes it; raises `UsageError` for other than float32 modules."""
-  if not isinstance(module, torch.nn.Module):
-    raise errors.UsageError(
-      f'from_torch takes an instance of torch.nn.Module, got {errors.shown(module)}; '
-      'from_flax takes Linen modules, from_functions functions'
-    )
-  wrappers = ('OptimizedModule', 'DataParallel', 'DistributedDataParallel', 'GradSampleModule')
-  while type(module).__name__ in wrappers:
-    module = next(module.get_submodule(one) for one in _WRAPPED if one in dict(module.named_children()))
-  for name, parameter in module.named_parameters():
-    if parameter.dtype != torch.float32:
-      raise errors.UsageError(f'the parameter {name} is {parameter.dtype}, expected torch.float32: call module.float()')
-  return module
-
-
-def _example(torch: Any, example: Any) -> tuple[np.ndarray, tuple[int, ...]]:
-  """Returns at least two samples in our layout, float32 or int32, and the shape of one."""
-  if isinstance(example, torch.Tensor):
-    example = example.detach().cpu().numpy()
-    example = np.moveaxis(example, 1, -1) if example.ndim == 4 else example
-  given = errors.host_array('the example', example)
-  whole = given.dtype.kind in 'iu'
-  if given.ndim < 2 or not given.size or (given.dtype.kind != 'f' and not whole):
-    raise errors.UsageError(
-      f'the example is {given.dtype} of shape {given.shape}, expected samples: [N, C, H, W] images'
-    )
-  given = given.astype(np.int32 if whole else np.float32)[:_CHECKED]
-  given = np.concatenate([given] * 2) if len(given) == 1 else given
-  return given, tuple(given.shape[1:])
-
-
 def _normalised(samples: Any, normalisation: Normalisation | None) -> Any:
   """Returns images [N, H, W, C] as the module takes them."""
   if normalisation is None:
@@ -182,8 +149,8 @@ def _to_torch(samples: Any) -> Any:
 def _exported(torch: Any, module: Any, samples: Any, train: bool, name: str) -> Program:
   """Returns the `Program` of a module in one mode; its buffers stay as they are.
 
-  A module that asks for `len(samples)` can be exported for only one number of samples. Then two exports tell how its
-  program depends on that number.
+  A module that asks for `len(samples)` can be exported for only one number of samples. Then several exports tell how
+  its program depends on that number.
   """
   module.train(train)
   try:
@@ -197,12 +164,10 @@ def _exported(torch: Any, module: Any, samples: Any, train: bool, name: str) -> 
     programs = [_for_batch(torch, module, _repeated(samples, count), False, name) for count in _COUNTS]
   except Exception as error:
     raise _not_exported(error, name, samples) from error
-  merged = programs[0].of_any_batch(programs[1], _COUNTS)
-  if merged is None:
-    raise errors.UsageError(
-      f'the module {name!r} computes other things for batches of {_COUNTS[0]} and of {_COUNTS[1]} samples, and an '
-      'attack takes batches of any size'
-    )
+  first, *others = programs
+  merged, *same = (first.of_any_batch(one, (_COUNTS[0], count)) for one, count in zip(others, _COUNTS[1:], strict=True))
+  if merged is None or any(one is None or one.steps != merged.steps for one in same):
+    raise _of_some_batches(name, f'{_COUNTS[0]}, {_COUNTS[1]} and {_COUNTS[2]} samples')
   return merged
 
 
@@ -217,12 +182,54 @@ def _for_batch(torch: Any, module: Any, samples: Any, dynamic: bool, name: str) 
   for whole in _WHOLE:
     operation, overload = whole.split('.')
     table.pop(getattr(getattr(torch.ops.aten, operation, None), overload, None), None)
+  table.update(torch._decomp.get_decompositions([torch.ops.aten.grid_sampler_2d.default]))
   before = {key: value.clone() for key, value in module.state_dict().items()}
   shapes = ({0: torch.export.Dim.DYNAMIC},) if dynamic else None
-  with torch.enable_grad(), _silent():
-    exported = torch.export.export(module, (samples,), dynamic_shapes=shapes, strict=False).run_decompositions(table)
+  with torch.enable_grad(), _silent(), _no_comparison_of_masks(torch):
+    exported = torch.export.export(module, (samples,), dynamic_shapes=shapes, strict=False)
+    _check_range(exported, name)
+    _hold_back_gradients(torch, exported)
+    exported = exported.run_decompositions(table)
   module.load_state_dict(before)
   return _program(torch, exported, module, name)
+
+
+def _check_range(exported: Any, name: str) -> None:
+  """Raises `UsageError` where an export is for some numbers of samples, as the module asks for their number."""
+  for symbol, numbers in exported.range_constraints.items():
+    bounded = numbers.upper < _MANY
+    if str(symbol).startswith('s') and (numbers.lower > 2 or bounded):  # not of values, as 'u0' is
+      most = f' to {numbers.upper}' if bounded else ' or more'
+      raise _of_some_batches(name, f'{numbers.lower}{most} samples and for other numbers of them')
+
+
+def _of_some_batches(name: str, which: str) -> errors.UsageError:
+  return errors.UsageError(
+    f'the module {name!r} computes other things for batches of {which}, and an attack takes batches of any size'
+  )
+
+
+def _hold_back_gradients(torch: Any, exported: Any) -> None:
+  """Detaches what enters each block of an export that is under `no_grad`; without it the block would be forgotten."""
+  for part in exported.graph_module.modules():
+    for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+      if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
+        for one in (one for one in node.args[2:] if isinstance(one, torch.fx.Node)):
+          if one.op != 'placeholder' or one.meta['val'].requires_grad:  # buffers stay what they are: it may change them
+            with part.graph.inserting_before(node):
+              held = part.graph.call_function(torch.ops.aten.detach.default, (one,))
+            held.meta = {**one.meta, 'val': one.meta['val'].detach()}
+            node.replace_input_with(one, held)
+    if isinstance(part, torch.fx.GraphModule):
+      part.recompile()
+
+
+@contextlib.contextmanager
+def _no_comparison_of_masks(torch: Any) -> Iterator[None]:
+  """Takes the mask of a TransformerEncoder as it is, which it compares with a causal one only to save time."""
+  module = torch.nn.modules.transformer
+  with mock.patch.object(module, '_detect_is_causal_mask', lambda mask, is_causal=None, size=None: bool(is_causal)):
+    yield
 
 
 @contextlib.contextmanager
@@ -275,8 +282,12 @@ def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
   returned = next(node for node in graph.nodes if node.op == 'output').args[0]
   for node, spec in zip(returned, signature.output_specs, strict=True):
     if spec.kind == kind.OutputKind.BUFFER_MUTATION:
-      if spec.target in persistent:
-        changed[names[spec.target]] = places[node]
+      if spec.target not in persistent:
+        raise errors.UsageError(
+          f'the module {name!r} changes its buffer {spec.target}, which its state_dict leaves out: register it with '
+          'persistent=True'
+        )
+      changed[names[spec.target]] = places[node]
     elif spec.kind == kind.OutputKind.USER_OUTPUT:
       if output is not None or node is None or 'val' not in getattr(node, 'meta', {}):
         raise errors.UsageError(
@@ -336,7 +347,8 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
   for name in evaluation.changed:
     if name not in train.changed or not name:
       raise errors.UsageError(f'the module changes its buffer {name} in evaluation, which has no place here')
-  trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+  used = set(train.order())  # PyTorch's optimizers pass over parameters without a gradient, weight decay included
+  trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad and name in used}
   names = _first_names(module)
   entries = []
   for name, tensor in module.state_dict().items():

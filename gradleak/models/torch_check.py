@@ -14,7 +14,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.trees import Tree
-from gradleak.models import aten
+from gradleak.models import aten, torch_modules
 from gradleak.models.aten_program import Step
 from gradleak.models.model import Model
 
@@ -50,8 +50,15 @@ def check(
   with jax.enable_x64(dtype == np.float64):
     variables, samples = jax.tree.map(lambda x: _to(np.asarray(x), dtype), (variables, samples))
     inputs = inputs.to(getattr(torch, dtype.name)) if inputs.is_floating_point() else inputs
+    before = dict(torch_modules.numbers(module))
     for train in (False, True):
       _check_mode(torch, module, inputs, model, variables, samples, train, watched)
+  for attribute, value in torch_modules.numbers(module):
+    if before.get(attribute, value) != value:
+      raise errors.UsageError(
+        f'the module {model.name!r} changes its attribute {attribute} when it is called, which a model holds as it is: '
+        f'register it as a buffer. {_ANYWAY}'
+      )
 
 
 def _to(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -82,7 +89,8 @@ def _check_mode(
   """Raises the errors of `check` in one mode."""
   assert model.layout is not None
   mode = f'in {"training" if train else "evaluation"}'
-  logits, outputs, gradients, after = _theirs(torch, module, inputs, train)
+  fresh = copy.deepcopy(module)
+  logits, outputs, gradients, after = _theirs(torch, module, inputs, train, model.name)
   found, ours, changed = _ours(model, variables, samples, train, logits)
   if not _near(found, logits):
     layer = _first(watched, variables, samples, train, outputs)
@@ -92,7 +100,7 @@ def _check_mode(
     )
   whole = np.sqrt(sum(float(np.sum(np.square(one, dtype=np.float64))) for one in gradients.values()))
   named = model.layout.to_theirs({'params': ours})
-  apart = [name for name, one in gradients.items() if not _near(named[name], one, _LEAST * whole)]
+  apart = [name for name, one in gradients.items() if name in named and not _near(named[name], one, _LEAST * whole)]
   if apart:  # a gradient departs backward: the last layer comes first
     layers = [name for layer in model.layers(samples.shape[1:]) for name in map('.'.join, layer.paths)]  # type: ignore[misc]
     first = max(apart, key=layers.index)
@@ -105,9 +113,51 @@ def _check_mode(
       raise errors.UsageError(
         f'the model departs from the module {model.name!r} in {name} after a step of training. {_ANYWAY}'
       )
+  _check_one_sample(torch, fresh, inputs, model, variables, samples, train)
 
 
-def _theirs(torch: Any, module: Any, inputs: Any, train: bool) -> tuple[np.ndarray, dict, dict, dict]:
+def _check_one_sample(
+  torch: Any, module: Any, inputs: Any, model: Model, variables: Tree, samples: np.ndarray, train: bool
+) -> None:
+  """Raises `UsageError` where the logits of a batch of one sample are others; what PyTorch cannot run is passed over.
+
+  An export is for two samples or more: what a module does with one alone is not in it.
+  """
+  try:
+    with torch.no_grad(), _without_dropout(torch):
+      logits = _logits(torch, module.train(train), inputs[:1], model.name).numpy()
+  except errors.UsageError:
+    raise
+  except Exception:  # BatchNorm does not train on one value per channel
+    return
+
+  @functools.partial(jax.jit, compiler_options=_QUICK)
+  def run(variables: Tree, samples: jax.Array) -> jax.Array:
+    found = model.apply(variables, samples, train, None)[0]
+    return jnp.moveaxis(found, -1, 1) if found.ndim == 4 else found
+
+  try:
+    same = _near(np.asarray(run(variables, jnp.asarray(samples[:1]))), logits)
+  except errors.UsageError:
+    same = False
+  if not same:
+    raise errors.UsageError(
+      f'the module {model.name!r} computes another thing for a batch of one sample than for several. {_ANYWAY}, for '
+      'batches of several'
+    )
+
+
+def _logits(torch: Any, module: Any, inputs: Any, name: str) -> Any:
+  """Returns the one tensor of what a module returns, maybe in a tuple or dictionary; it has a row per sample."""
+  found = next(one for one in torch.utils._pytree.tree_leaves(module(inputs)) if isinstance(one, torch.Tensor))
+  if found.shape[:1] != inputs.shape[:1]:
+    raise errors.UsageError(
+      f'the module {name!r} returns {tuple(found.shape)} for {len(inputs)} samples, expected logits of each sample'
+    )
+  return found
+
+
+def _theirs(torch: Any, module: Any, inputs: Any, train: bool, name: str) -> tuple[np.ndarray, dict, dict, dict]:
   """Returns the module's (logits, outputs of its layers, gradients, `state_dict` after the pass); without dropout."""
   outputs: dict[str, np.ndarray] = {}
 
@@ -123,12 +173,14 @@ def _theirs(torch: Any, module: Any, inputs: Any, train: bool) -> tuple[np.ndarr
   leaves = [(name, one) for name, one in module.named_modules() if name and not list(one.children())]
   hooks = [one.register_forward_hook(watch(name)) for name, one in leaves]
   with torch.enable_grad(), _without_dropout(torch):
-    logits = module(inputs)
+    logits = _logits(torch, module, inputs, name)
+    if not logits.requires_grad:
+      raise errors.UsageError(f'the module {name!r} returns logits that depend on no parameter that is trained')
     (logits * torch.from_numpy(_slopes(logits.detach().numpy()))).sum().backward()
   for hook in hooks:
     hook.remove()
   gradients = {
-    name: np.zeros(one.shape) if one.grad is None else one.grad.numpy().copy()
+    name: np.zeros(one.shape) if one.grad is None else one.grad.to_dense().numpy().copy()
     for name, one in module.named_parameters()
     if one.requires_grad
   }

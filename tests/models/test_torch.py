@@ -14,6 +14,7 @@ from gradleak.models import aten
 
 torch = pytest.importorskip('torch', reason='PyTorch is not installed')
 from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from tests.models import torch_networks as networks  # noqa: E402
 
@@ -180,6 +181,24 @@ def test_steps_of_sgd_with_momentum_and_the_statistics_behind_them():
   assert float(found['norm.num_batches_tracked']) == float(before['norm.num_batches_tracked']) + 4
 
 
+def test_running_statistics_are_not_rounded_to_the_precision_of_the_pass():
+  """As in PyTorch's autocast: in bfloat16 the number of batches stayed at 256, and a mean lost its third digit."""
+  module, x, labels = seeded(networks.Cnn), images(6, 3, 8, 8), torch.tensor([0, 1, 2, 3, 4, 0])
+  module.norm.num_batches_tracked.fill_(300)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  client = gl.ClientSettings(share='delta', precision='bfloat16', local_epochs=2, learning_rate=0.1).client(model, 5)
+  _, _, stats = jax.jit(client.participate)(None, variables, ours(x), labels.numpy())
+  optimizer = torch.optim.SGD(module.parameters(), 0.1)
+  for _ in range(2):
+    optimizer.zero_grad()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+      logits = module(x)
+    nn.functional.cross_entropy(logits.float(), labels).backward()
+    optimizer.step()
+  for name, value in model.layout.to_theirs({'batch_stats': stats}).items():
+    np.testing.assert_allclose(value, module.state_dict()[name].numpy(), rtol=1e-3, atol=2e-4, err_msg=name)
+
+
 def test_images_that_fill_a_batch_are_left_out_of_its_statistics():
   module, x = seeded(networks.Cnn), images(3, 3, 8, 8)
   model, variables = gl.models.from_torch(module, x, check=False)
@@ -232,6 +251,11 @@ class Branches(nn.Module):
   def forward(self, x):
     x = self.stem(x)
     return sum(head(one(x).flatten(1)) for one, head in zip(self.functions, self.heads, strict=True))
+
+
+def zeroed(x, where):
+  x[where] = 0.1
+  return x
 
 
 KINDS = {
@@ -302,6 +326,12 @@ KINDS = {
     lambda x: x.masked_fill(x > 0.1, 0.0).add_(1).mul_(2),
     lambda x: x.unbind(1)[2] + x[:, :1].squeeze(1),
     lambda x: x.transpose(1, 3).reshape(x.shape[0], 3, -1),
+    lambda x: torch.zeros(x.shape[0], 8, 9, 11).scatter(1, torch.full((x.shape[0], 2, 3, 4), 5), x),
+    lambda x: torch.ones_like(x).scatter_add(2, (x > 0).long() * 3, x),
+    lambda x: torch.ones_like(x).scatter(3, (x > 0).long() * 3, 2.5) * x,
+    lambda x: x.diagonal(1, 2, 3) + torch.diag_embed(x.mean((2, 3))).diagonal(dim1=1, dim2=2)[..., :1, None],
+    lambda x: nn.functional.grid_sample(x, x[:, :2].movedim(1, -1), align_corners=False),
+    lambda x: zeroed(x.clone(), x < 0),
   ],
   'reductions': lambda: [
     lambda x: x.max(1)[0],
@@ -319,6 +349,11 @@ KINDS = {
     lambda x: x.double().mul(2).float(),
     lambda x: torch.exp(x).detach() * x,
     lambda x: x * (x.shape[0] // x.shape[0]),
+    lambda x: (x * 0).std(1) + x[:, 0],
+    lambda x: x.cumprod(1) + x.logcumsumexp(2) + torch.hypot(x, x.flip(1)),
+    lambda x: torch.lgamma(x.abs() + 1) + torch.digamma(x.abs() + 1) + torch.erfinv(x.tanh() * 0.9),
+    lambda x: torch.cdist(x[:, :3], x[:, 3:], p=1.0),
+    lambda x: nn.functional.bilinear(x, x.flip(1), torch.ones(2, 11, 11) / 9),
   ],
 }
 
@@ -516,6 +551,143 @@ def test_what_is_not_understood_is_one_error_that_names_it(function, parts):
   with pytest.raises(gl.UsageError) as error:
     gl.models.from_torch(Net(), images(2, 3, 4, 4))
   assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+class Net(nn.Module):
+  """A dense layer, with what else a test gives it, and a function of both and of samples [N, 6]."""
+
+  def __init__(self, function, **parts):
+    super().__init__()
+    self.function, self.fc, self.calls = function, nn.Linear(6, 3), 0
+    for name, part in parts.items():
+      self.register_buffer(name, part, name != 'passing') if type(part) is torch.Tensor else setattr(self, name, part)
+
+  def forward(self, x):
+    return self.function(self, x)
+
+
+def averaged(net, x):
+  if net.training:
+    net.passing.mul_(0.9).add_(x.detach().mean(0))
+  return net.fc(x - net.passing)
+
+
+def counting(net, x):
+  net.calls += 1
+  return net.fc(x) * (1 if net.calls < 100 else 0)
+
+
+def in_one_memory():
+  net = Net(lambda net, x: net.fc(x) + net.other(x), other=nn.Linear(6, 3))
+  net.other.weight = nn.Parameter(net.fc.weight.data)
+  return net
+
+
+def hooked():
+  net = Net(lambda net, x: net.fc(x))
+  net.fc.weight.register_hook(lambda gradient: gradient / 2)
+  return net
+
+
+def pruned():
+  net = Net(lambda net, x: net.fc(x))
+  prune.l1_unstructured(net.fc, 'weight', 0.3)
+  return net
+
+
+def places_of_maxima(x):
+  return nn.functional.max_pool2d(x, (1, 2), return_indices=True)[1].flatten(1)
+
+
+@pytest.mark.parametrize(
+  ('make', 'part'),
+  [
+    (lambda: Net(lambda net, x: net.fc(x) * (2 if x.shape[0] > 3 else 1)), 'for batches of 4 or more samples'),
+    (lambda: Net(lambda net, x: net.fc(x) * (2 if x.shape[0] < 33 else 1)), 'for batches of 2 to 32 samples'),
+    (lambda: Net(lambda net, x: net.fc(x) * (2 if len(x) > 32 else 1)), 'for batches of 2, 5 and 131 samples'),
+    (lambda: Net(lambda net, x: net.fc(x) * (2 if x.shape[0] > 1 else 1)), 'another thing for a batch of one sample'),
+    (lambda: Net(averaged, passing=torch.zeros(6)), 'changes its buffer passing, which its state_dict leaves out'),
+    (lambda: Net(counting), 'changes its attribute calls when it is called'),
+    (in_one_memory, 'fc.weight and other.weight are two tensors in the same memory'),
+    (hooked, 'the parameter fc.weight has a hook on its gradient'),
+    (pruned, 'cannot be copied to the CPU'),
+    (lambda: nn.Linear(6, 3, device='meta'), 'cannot be copied to the CPU'),
+    (lambda: Net(lambda net, x: net.fc(x).sum()), r'returns \(\) for 4 samples'),
+    (lambda: Net(lambda net, x: net.fc(x).t()), r'returns \(3, 4\) for 4 samples'),
+    (lambda: Net(lambda net, x: net.fc(x).argmax(1)), 'depend on no parameter that is trained'),
+    (lambda: Net(lambda net, x: net.fc(x) * places_of_maxima(x[:, None, None])), 'output 1 in aten.operator.getitem'),
+    (
+      lambda: Net(lambda net, x: nn.functional.max_pool2d(net.fc(x)[None], 1)[0]),
+      r'these arguments \(.*\) in aten.max_',
+    ),
+  ],
+)
+def test_what_an_export_does_not_show_is_refused(make, part):
+  """Each was taken without a word, or ended in a traceback: an update of such a network has another gradient."""
+  with pytest.raises(gl.UsageError, match=part):
+    gl.models.from_torch(make(), images(4, 6))
+
+
+def test_an_example_of_several_tensors_or_of_bfloat16():
+  with pytest.raises(gl.UsageError, match='the example is a tuple of tensors'):
+    gl.models.from_torch(nn.Linear(6, 3), (images(4, 6), images(4, 6)))
+  model, _ = gl.models.from_torch(nn.Linear(6, 3), images(4, 6).bfloat16(), check=False)
+  assert model.layout.sample == (6,)
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda: Net(lambda net, x: {'logits': net.fc(x)}),
+    lambda: Net(lambda net, x: net.fc(x * without_gradient(net.stem, x)), stem=nn.Linear(6, 6)),
+    lambda: Net(lambda net, x: net.fc(net.stem(x)), stem=nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))),
+    lambda: Net(
+      lambda net, x: net.fc(nn.functional.embedding((x > 0.5).long(), net.rows, sparse=True).sum(1)[:, None] * x),
+      rows=nn.Parameter(torch.ones(2, 1)),
+    ),
+  ],
+)
+def test_networks_that_are_taken_as_they_are(make):
+  """`from_torch` itself compares logits, gradients and what a step changes."""
+  gl.models.from_torch(seeded(make), images(4, 6))
+
+
+def without_gradient(layer, x):
+  with torch.no_grad():
+    return torch.relu(layer(x))
+
+
+@pytest.mark.slow
+def test_an_encoder_takes_its_masks():
+  layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+  encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+  causal = nn.Transformer.generate_square_subsequent_mask(5)
+  net = Net(lambda net, x: net.fc(net.encoder(x, causal, x[..., 0] > 0.9)).mean(1), encoder=encoder)
+  gl.models.from_torch(net, images(4, 5, 6))
+
+
+def test_what_training_does_not_use_stays_where_it_is():
+  """PyTorch's optimizers pass over parameters without a gradient: weight decay does not move them."""
+  torch.manual_seed(0)
+  module = Net(lambda net, x: net.fc(x.flatten(1)), spare=nn.Linear(6, 3))
+  x, labels = images(4, 1, 2, 3), torch.tensor([0, 1, 2, 0])
+  model, variables = gl.models.from_torch(module, x)
+  settings = gl.ClientSettings(share='delta', weight_decay=0.1, learning_rate=0.5, local_epochs=2)
+  update = settings.client(model, 3).local_update(None, variables, ours(x), labels.numpy()).update
+  before = {name: one.detach().clone() for name, one in module.named_parameters()}
+  optimizer = torch.optim.SGD(module.parameters(), 0.5, weight_decay=0.1)
+  for _ in range(2):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(module(x), labels).backward()
+    optimizer.step()
+  moved = {name: (one.detach() - before[name]).numpy() for name, one in module.named_parameters()}
+  assert set(variables['buffers']['spare']) == {'weight', 'bias'} and not moved['spare.weight'].any()
+  found = model.layout.to_theirs({'params': update})
+  assert found.keys() == {'fc.weight', 'fc.bias'}
+  for name, value in found.items():
+    np.testing.assert_allclose(value, moved[name], rtol=1e-5, atol=1e-7)
+  read = gl.read_update(moved, model, variables)
+  np.testing.assert_array_equal(read['fc']['bias'], moved['fc.bias'])
 
 
 def test_the_size_of_a_batch_may_be_asked_for_and_may_not_be_fixed():
