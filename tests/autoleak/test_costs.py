@@ -45,6 +45,26 @@ def test_points_below_the_undefended_accuracy(trained):
   )
 
 
+@pytest.mark.parametrize(
+  ('served', 'said'),
+  [
+    ({'server': 'sgd', 'server_learning_rate': 1.0, 'server_momentum': 0.0}, ' local epochs, all'),
+    (
+      {'server': 'adam', 'server_learning_rate': 0.01, 'server_momentum': 0.0},
+      ' to a server with adam of rate 0.01, all',
+    ),
+    ({'server': 'sgd', 'server_learning_rate': 0.5}, ' to a server with sgd of rate 0.5, all'),
+    (
+      {'server': 'sgd', 'server_learning_rate': 1.0, 'server_momentum': 0.9},
+      ' to a server with sgd of rate 1 and momentum 0.9, all',
+    ),
+  ],
+)
+def test_a_server_that_does_more_than_add_is_named(trained, served, said):
+  trained('none', 0.913, **served)
+  assert said in costs.of_training(trained('outpost', 0.9, **served), TASK)['outpost'].source
+
+
 def test_the_number_of_test_samples_bounds_the_figure(trained):
   for defense, accuracy in (('none', 0.8), ('outpost', 0.6)):
     folder = trained(defense, accuracy, measured={'tested': 1000})

@@ -189,5 +189,13 @@ def _described(config: Mapping[str, Any]) -> str:
   start = f' from the weights of {config["weights"]}' if config.get('weights') else ''
   return (
     f'{config["rounds"]} rounds{start}, {config["per_round"]} of {config["clients"]} clients each '
-    f'({config["partition"]}), which share the {config["share"]}{local}, all under the defense, seed {config["seed"]}'
+    f'({config["partition"]}), which share the {config["share"]}{local}{_served(config)}, all under the defense, seed {config["seed"]}'
   )
+
+
+def _served(config: Mapping[str, Any]) -> str:
+  """Returns how the server steps, in words, where it does not add the mean update as it is."""
+  name, rate, momentum = (config.get(f'server{part}') for part in ('', '_learning_rate', '_momentum'))
+  if name in (None, 'sgd') and rate in (None, 1.0) and not momentum:
+    return ''
+  return f' to a server with {name} of rate {rate:g}' + (f' and momentum {momentum:g}' if momentum else '')
