@@ -189,7 +189,8 @@ def _described(config: Mapping[str, Any]) -> str:
   start = f' from the weights of {config["weights"]}' if config.get('weights') else ''
   return (
     f'{config["rounds"]} rounds{start}, {config["per_round"]} of {config["clients"]} clients each '
-    f'({config["partition"]}), which share the {config["share"]}{local}{_served(config)}, all under the defense, seed {config["seed"]}'
+    f'({config["partition"]}), which share the {config["share"]}{local}{_served(config)}, all under the defense, '
+    f'seed {config["seed"]}'
   )
 
 
