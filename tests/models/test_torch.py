@@ -326,7 +326,9 @@ KINDS = {
     lambda x: x.masked_fill(x > 0.1, 0.0).add_(1).mul_(2),
     lambda x: x.unbind(1)[2] + x[:, :1].squeeze(1),
     lambda x: x.transpose(1, 3).reshape(x.shape[0], 3, -1),
-    lambda x: torch.zeros(x.shape[0], 8, 9, 11).scatter(1, torch.full((x.shape[0], 2, 3, 4), 5), x),
+    lambda x: torch.zeros(x.shape[0], 8, 9, 11).scatter(
+      1, torch.tensor([[[[5]], [[3]]]]).expand_as(x[:, :2]), x[:, :2]
+    ),
     lambda x: torch.ones_like(x).scatter_add(2, (x > 0).long() * 3, x),
     lambda x: torch.ones_like(x).scatter(3, (x > 0).long() * 3, 2.5) * x,
     lambda x: x.diagonal(1, 2, 3) + torch.diag_embed(x.mean((2, 3))).diagonal(dim1=1, dim2=2)[..., :1, None],
@@ -661,7 +663,7 @@ def without_gradient(layer, x):
 def test_an_encoder_takes_its_masks():
   layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
   encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-  causal = nn.Transformer.generate_square_subsequent_mask(5)
+  causal = torch.ones(5, 5, dtype=torch.bool).triu(1)
   net = Net(lambda net, x: net.fc(net.encoder(x, causal, x[..., 0] > 0.9)).mean(1), encoder=encoder)
   gl.models.from_torch(net, images(4, 5, 6))
 
