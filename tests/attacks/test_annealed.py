@@ -121,7 +121,7 @@ def test_the_default_is_annealed_for_one_step_of_a_network_with_max_pools(monkey
 
   small = 'cnn(width=2,widths=8)'
   assert name(small) == 'annealed' and name('mlp(widths=8)') == 'ladder'
-  assert name(small, 2) == 'annealed(steps=3200,lowest=0.005,highest=0.02,rungs=2)'
+  assert name(small, 2) == 'annealed(steps=4000,lowest=0.005,highest=0.02,rungs=2)'
   assert name(small, share='delta') == 'annealed' and name(small, share='delta', local_epochs=2) == 'ladder'
   monkeypatch.setattr(defaults, '_SMALL', 100)
   assert name(small) == 'annealed(steps=600)'

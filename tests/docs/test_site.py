@@ -367,7 +367,7 @@ def test_answers_are_those_of_the_leaderboard(extensions):
     assert (' (AutoLeak-1, ' in line) == (board.number_of(of[0]) == 1)
     for kind, facts in told.items():
       if kind.endswith('_honest') and 'best' in facts:
-        assert f'`{facts["best"]}` ' in led and f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
+        assert f'`{facts["best"]}`' in led and f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
       elif kind == 'everyone':
         assert f'{facts["n"]} of {facts["n"]} named among {facts["candidates"]} others' in line
       elif kind == 'blind_honest':
