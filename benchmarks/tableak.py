@@ -52,13 +52,14 @@ class Batches(NamedTuple):
 
   Attributes:
     clone: the `Clone`.
-  client: ours, with their network.
+    client: ours, with their network.
     variables: the weights of that network, as ours takes them.
     rows: private rows in our encoding, float32 [trials, N, D].
     theirs: the same in theirs, a tensor [trials, N, D].
     labels: int [trials, N].
     network: their network.
     starts, steps: of each attack.
+    compared: how many of the batches, the first, the authors' code attacks and right cells are counted in.
   """
 
   clone: Clone
@@ -70,11 +71,12 @@ class Batches(NamedTuple):
   network: Any
   starts: int
   steps: int
+  compared: int
 
   def figures(self, found: Sequence[Any], watch: pytorch.Stopwatch) -> dict[str, float]:
     """Returns the figures of reconstructed batches [n, N, D] of our encoding, those of the first private ones."""
     seconds, core = watch.read()
-    given = zip(found, self.rows, self.labels, strict=False)
+    given = zip(found[: self.compared], self.rows, self.labels, strict=False)
     right = [self.client.modality.evaluate(rows, truth, [], labels)['cells'] for rows, truth, labels in given]
     return {'seconds': seconds / len(found), 'core': core / len(found), 'cells': float(np.mean(right))}
 
@@ -86,19 +88,18 @@ class Batches(NamedTuple):
 
 def main(options: harness.Options) -> None:
   """Measures and prints both; each is judged by our measure of right cells, whose tolerances are the published ones."""
-  made = batches(opened(options.clone), options.trials, options.batch, options.starts, options.steps)
-  compared = min(options.compared, options.trials)
+  made = batches(opened(options.clone), options.trials, options.batch, options.starts, options.steps, options.compared)
   harness.report(
     f'tableak, Adult, {options.trials} batches of {options.batch} rows, {options.starts} starts of {options.steps} '
     f'steps, {harness.hardware()}',
     [
       Variant('all at once', ours(made)),
-      Variant(f"the authors' code, the first {compared}", published(made, compared)),
+      Variant(f"the authors' code, the first {made.compared}", published(made)),
     ],
     COLUMNS,
     options.repeats,
-    'Cells right: mean over batches, after equal steps. Core s: of all processor cores together. PyTorch runs on the '
-    'number of threads with which it is quicker.',
+    f'Cells right: mean over the first {made.compared} batches, after equal steps. Core s: of all processor cores '
+    'together. PyTorch runs on the number of threads with which it is quicker.',
     warm=True,
   )
 
@@ -133,7 +134,7 @@ def opened(folder: str | None) -> Clone:
   return Clone(data, inner.invert_grad, models.FullyConnected)
 
 
-def batches(clone: Clone, trials: int, batch: int, starts: int, steps: int) -> Batches:
+def batches(clone: Clone, trials: int, batch: int, starts: int, steps: int, compared: int) -> Batches:
   """Returns the `Batches` of so many trials; their rows are drawn without replacement."""
   torch = pytorch.torch()
   torch.manual_seed(0)
@@ -167,6 +168,7 @@ def batches(clone: Clone, trials: int, batch: int, starts: int, steps: int) -> B
     network,
     starts,
     steps,
+    min(compared, trials),
   )
 
 
@@ -193,7 +195,7 @@ def ours(made: Batches) -> Callable[[], Mapping[str, float]]:
   return attack
 
 
-def published(made: Batches, compared: int) -> Callable[[], Mapping[str, float]]:
+def published(made: Batches) -> Callable[[], Mapping[str, float]]:
   """Returns what attacks the first batches by the authors' code, one start after the other, and returns the figures."""
   torch, (of, invert, _) = pytorch.torch(), made.clone
   loss = torch.nn.CrossEntropyLoss()
@@ -211,7 +213,7 @@ def published(made: Batches, compared: int) -> Callable[[], Mapping[str, float]]
 
   def attack() -> Mapping[str, float]:
     watch = pytorch.Stopwatch('cpu')
-    first = zip(made.theirs[:compared], made.labels, strict=False)
+    first = zip(made.theirs[: made.compared], made.labels, strict=False)
     return made.figures([made.encoded(one(*batch, made.steps, made.starts)) for batch in first], watch)
 
   return attack

@@ -74,7 +74,7 @@ def test_both_attack_the_same_rows_weights_and_gradients(clone, capsys):
   from benchmarks import tableak
 
   before = set(sys.modules)
-  made = tableak.batches(tableak.opened(str(clone)), 2, 4, 2, 30)
+  made = tableak.batches(tableak.opened(str(clone)), 2, 4, 2, 30, 8)
   assert not {'datasets', 'models', 'attacks'} & {*sys.modules} - before and str(clone) not in sys.path
   for rows, theirs in zip(made.rows, made.theirs, strict=True):
     np.testing.assert_allclose(made.encoded(theirs), rows, atol=1e-5)

@@ -1,9 +1,11 @@
 """What to deploy, by entries of a leaderboard."""
 
+import re
+
 import pytest
 
 from gradleak.core.statistics import proportion_interval
-from gradleak.report import deploy
+from gradleak.report import deploy, words
 
 LEVELS = ('exact', 'recognisable', 're-identified', 'above chance')
 
@@ -36,7 +38,7 @@ NONE = entry('none', 40, malicious=40, cost=None, likelihood=40)
 def test_the_defense_that_shows_least_is_named_with_its_count():
   (told,) = deploy.advice([NONE, entry('a', 1), entry('b', 0)])
   assert told.name == 'deploy.hidden_honest' and told.facts['best'] == 'b' and told.facts['count'] == 0
-  assert 'deploy `b`: 0 of 40 images are recognisable (0–9 %)' in str(told)
+  assert 'deploy `b`: 0 of 40 samples are recognisable (0–9 %)' in str(told)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_a_count_decides_by_the_upper_end_of_its_interval(shown, n, name):
 
 def test_few_uploads_say_what_they_allow():
   (told,) = deploy.advice([NONE, entry('a', 0, 8)])
-  assert 'none of 8 images, which allows up to 36.9 %' in str(told)
+  assert 'none of 8 samples, which allows up to 36.9 %' in str(told)
 
 
 def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():
@@ -88,7 +90,7 @@ def test_without_any_cost_those_that_show_least_are_named():
   told = deploy.advice([NONE, *entries])
   assert [one.name for one in told] == ['deploy.unpriced_honest', 'deploy.unpriced_malicious', 'deploy.unknown']
   assert told[0].facts['names'] == ['a', 'c'] and told[1].facts['names'] == ['a', 'b', 'c']
-  assert '`a` and `c` show least: 0 of 40 images are recognisable (0–9 %). What they cost is unknown.' in str(told[0])
+  assert '`a` and `c` show least: 0 of 40 samples are recognisable (0–9 %). What they cost is unknown.' in str(told[0])
 
 
 def test_a_task_on_which_no_attack_works_says_so():
@@ -129,3 +131,9 @@ def test_a_few_lucky_originals_do_not_hide_best():
   assert told.name == 'deploy.listed' and told.facts['best'] == 'many'
   blind = entry('none', 40, cost=None, likelihood=0)
   assert not any('listed' in one.name for one in deploy.advice([blind, *entries]))
+
+
+@pytest.mark.parametrize('section', ['autoleak', 'leaderboard', 'deploy'])
+def test_what_is_said_of_a_task_is_true_of_rows_and_texts(section):
+  told = {name: text for name, text in words.texts()[section].items() if name != 'earlier'}
+  assert told and not [name for name, text in told.items() if re.search(r'\bimages?\b', text)]

@@ -70,7 +70,7 @@ def test_figures_follow_from_the_entries(page):
 def test_a_task_says_how_many_public_samples_its_attackers_hold(entries, source):
   def held(*publics):
     made = [{**entry, 'settings': public and {'public': public}} for entry, public in zip(board_, publics, strict=True)]
-    return re.findall(r'([\d,]+) public images', _text(render_leaderboard(dict(zip(entries, made, strict=True)))))
+    return re.findall(r'([\d,]+) public samples', _text(render_leaderboard(dict(zip(entries, made, strict=True)))))
 
   board_ = list(entries.values())
   assert held(5000, 5000, 5000) == held(5000, None, 5000) == ['5,000']
