@@ -363,7 +363,7 @@ def test_the_page_and_the_table(both, tmp_path):
   )
   lines = {row[0].strip(): row for row in page.rows[:4]}
   assert 'exact' in lines['none'][1] and lines['none'][2].startswith('3 of 3')
-  assert 'published rates need 400 images or more, and there are 3' in text
+  assert 'published rates need 400 samples or more, and there are 3' in text
   table = report.autoleak_table(found)
   count, n = found.success_rate(str(HIDDEN), 'above chance')
   line = next(line for line in table.splitlines() if line.startswith(str(HIDDEN)))
