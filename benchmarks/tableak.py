@@ -107,7 +107,7 @@ def main(options: harness.Options) -> None:
 def opened(folder: str | None) -> Clone:
   """Returns the authors' code in a folder.
 
-  Its last line writes into a tensor that needs a gradient, which PyTorch refuses since 1.9: the line gets a copy.
+  Its last line writes into a tensor that needs a gradient, which PyTorch 2.13 refuses: the line gets a copy.
 
   Raises:
     UsageError: without PyTorch, for a folder that holds no clone, and for code that does not run.
@@ -200,11 +200,11 @@ def published(made: Batches) -> Callable[[], Mapping[str, float]]:
   torch, (of, invert, _) = pytorch.torch(), made.clone
   loss = torch.nn.CrossEntropyLoss()
 
-  def one(rows: Any, numbers: np.ndarray, steps: int, starts: int) -> Any:
-    labels = torch.tensor(numbers)
+  def one(rows: Any, targets: np.ndarray, steps: int, starts: int) -> Any:
+    labels = torch.tensor(targets)
     gradient = torch.autograd.grad(loss(made.network(rows), labels), made.network.parameters())
     return invert(
-      net=made.network, training_criterion=loss, true_grad=[one.detach() for one in gradient], true_label=labels,
+      net=made.network, training_criterion=loss, true_grad=[part.detach() for part in gradient], true_label=labels,
       true_data=rows, reconstruction_loss='cosine_sim', dataset=of, max_iterations=steps, post_selection=starts,
       softmax_trick=True, sigmoid_trick=True, pooling='median+softmax',
     )  # fmt: skip

@@ -10,7 +10,6 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -228,8 +227,12 @@ def _hold_back_gradients(torch: Any, exported: Any) -> None:
 def _no_comparison_of_masks(torch: Any) -> Iterator[None]:
   """Takes the mask of a TransformerEncoder as it is, which it compares with a causal one only to save time."""
   module = torch.nn.modules.transformer
-  with mock.patch.object(module, '_detect_is_causal_mask', lambda mask, is_causal=None, size=None: bool(is_causal)):
+  compared = module._detect_is_causal_mask
+  module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+  try:
     yield
+  finally:
+    module._detect_is_causal_mask = compared
 
 
 @contextlib.contextmanager

@@ -96,8 +96,12 @@ def total_variation(images: jax.Array, given: Given | None = None) -> jax.Array:
   Along a side of one pixel there is no difference, and nothing is added.
   """
   del given
-  rows, columns = images[:, 1:] - images[:, :-1], images[:, :, 1:] - images[:, :, :-1]
-  return sum((jnp.mean(jnp.abs(x)) for x in (rows, columns) if x.size), jnp.zeros((), images.dtype))
+  return _sizes(images[:, 1:] - images[:, :-1], images[:, :, 1:] - images[:, :, :-1])
+
+
+def _sizes(*differences: jax.Array) -> jax.Array:
+  """Returns the sum of the mean magnitudes of differences, of those that there are."""
+  return sum((jnp.mean(jnp.abs(x)) for x in differences if x.size), jnp.zeros((), differences[0].dtype))
 
 
 def roughness(images: jax.Array, given: Given | None = None) -> jax.Array:
@@ -114,11 +118,8 @@ def roughness(images: jax.Array, given: Given | None = None) -> jax.Array:
     axes = axes / np.linalg.norm(axes, axis=1, keepdims=True) * np.float32([[1], [_COLOURS], [_COLOURS]])
     images = images @ jnp.asarray(axes.T, images.dtype)
   rows, columns = jnp.diff(images, axis=1), jnp.diff(images, axis=2)
-  bends = jnp.diff(rows, axis=1), jnp.diff(columns, axis=2), 2 * jnp.diff(rows, axis=2)
-  sizes = [
-    (weight, jnp.mean(jnp.abs(x))) for weight, parts in ((1, (rows, columns)), (_BENDS, bends)) for x in parts if x.size
-  ]
-  return sum((weight * size for weight, size in sizes), jnp.zeros((), images.dtype))
+  bends = _sizes(jnp.diff(rows, axis=1), jnp.diff(columns, axis=2), 2 * jnp.diff(rows, axis=2))
+  return _sizes(rows, columns) + _BENDS * bends
 
 
 def mean_square(images: jax.Array, given: Given | None = None) -> jax.Array:

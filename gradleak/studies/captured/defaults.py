@@ -82,11 +82,11 @@ DEFAULTS: dict[str, tuple[tuple[Default, ...], ...]] = {
     (Default(attacks.peeling()),),
     (
       Default(attacks.ladder(match='sign'), _of_signs),
-      Default(attacks.annealed(), lambda known: known.max_pools and known.small and known.number == 1),
-      Default(attacks.annealed(steps=_FEWER), lambda known: known.max_pools and known.number == 1),
-      Default(attacks.annealed(steps=4000, **_TWO), lambda known: known.max_pools and known.small),
-      Default(attacks.annealed(steps=900, **_TWO), lambda known: known.max_pools),
-      Default(attacks.ladder()),
+      Default(attacks.ladder(), lambda known: not known.max_pools),
+      Default(attacks.annealed(), lambda known: known.small and known.number == 1),
+      Default(attacks.annealed(steps=_FEWER), lambda known: known.number == 1),
+      Default(attacks.annealed(steps=4000, **_TWO), lambda known: known.small),
+      Default(attacks.annealed(steps=900, **_TWO)),
     ),
   ),
   'table': (
