@@ -170,7 +170,6 @@ def draw(panels: Sequence[tuple[Panel, list[Curve]]], title: str) -> bytes:
         axes.fill_between(curve.seconds[1:], low, high, color=colour, alpha=0.15, linewidth=0)
       axes.axhline(curves[0].median[-1], color=_COLOURS[0], linestyle=':', linewidth=1)
       axes.set_xscale('log')
-      axes.xaxis.set_major_formatter('{x:g}')
       axes.set_title(str(panel), fontsize=8.5, color=SOFT)
       axes.set_xlabel('seconds per trial')
       axes.spines[['top', 'right']].set_visible(False)

@@ -137,6 +137,7 @@ class Flags:
     import gradleak as gl
 
     own = dict(gl.modalities.of_config(dataset.settings).defaults)
+    own |= {'models': own['model']} if 'model' in own else {}
     usual = self._holders['defenses'].value if 'defenses' in self else ''
     if ';' not in usual:  # a program that audits none by itself
       own.pop('defenses', None)

@@ -4,8 +4,8 @@ r"""Shows which assumption protects: drops what published attacks assume, one by
     python launch/sensitivity.py --dataset=cifar10 --data_dir=data --model='convnet(width=8)' --trials=16 \
       --attack='csdlg_fast(tv=1e-4)' --defense='gaussian(stddev=0.01)' --batch_size=8 --local_epochs=5
 
-The laboratory has an untrained model whose weights are drawn from U(-0.5, 0.5), known labels, and one image. It attacks
-the gradient of one step, with BatchNorm in eval mode and no defense. Production is what the flags describe.
+The laboratory has an untrained model, known labels, and one sample. For images its weights are from U(-0.5, 0.5).
+It attacks the gradient of one step, with BatchNorm in eval mode and no defense. Production is what the flags describe.
 The page sensitivity.html says what protects, and what does not. A run that was stopped goes on when the
 same command is given again.
 """
@@ -26,7 +26,7 @@ with _program.group('what is attacked'):
   _GIVEN.shared(
     *('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', *NETWORK, 'init', 'public'),
     init=('default', 'Initialisation of production: default (as PyTorch) or explicit.'),
-    public=(100, 'Public images that train the model, of the split train; 0 for none.'),
+    public=(100, 'Public samples that train the model, of the split train; 0 for none.'),
   )
 with _program.group('client in production'):
   _GIVEN.settings(gl.ClientSettings, share='delta', local_epochs=2, local_batch_size=2)
@@ -42,11 +42,13 @@ def main(argv):
   """Runs what the flags describe and prints its tables."""
   del argv
   _GIVEN.configure()
-  attack, defense = registry.attack(_GIVEN.attack), registry.defense(_GIVEN.defense)
+  registry.attack(_GIVEN.attack)  # an error comes before data are read
+  defense = registry.defense(_GIVEN.defense)
   errors.check_number('public', _GIVEN.public, low=0, integer=True)
   _program.say(f'reading {_GIVEN.dataset} …')
   private = _GIVEN.read(_GIVEN.split)
-  _GIVEN.images_alone(private)
+  _GIVEN.fit(private)
+  attack = registry.attack(_GIVEN.attack)
   order = _turns(private.targets)
   public = None
   if _GIVEN.public:
@@ -54,7 +56,7 @@ def main(argv):
     other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
     chosen = _turns(other.targets)[: _GIVEN.public]
     public = other.samples[chosen], other.targets[chosen]
-  model = _GIVEN.network(private.num_classes, private.samples.shape[1:])
+  model = _GIVEN.network(_GIVEN.outputs(private), private.samples.shape[1:])
   key = jax.random.key(_GIVEN.seed)
   scenario = gl.scenario(
     model,
@@ -64,9 +66,10 @@ def main(argv):
     dataset=private.name,
     client=_GIVEN.client(),
     public=public,
+    modality=gl.modalities.of_config(private.settings),
     gallery=gl.data.gallery(_GIVEN.dataset, _GIVEN.split, **_GIVEN.options()),
   )
-  check_outputs(scenario, private.num_classes)
+  check_outputs(scenario, _GIVEN.outputs(private))
   found = gl.sensitivity(
     key,
     scenario.noted({'split': private.split, 'init': _GIVEN.init, 'seed': _GIVEN.seed}),
@@ -84,6 +87,8 @@ def main(argv):
 
 def _turns(labels):
   """Returns the order in which the classes take turns, so that a batch is of several; within a class it stays."""
+  if labels.ndim > 1 or not np.issubdtype(labels.dtype, np.integer):  # values have no classes
+    return np.arange(len(labels))
   ranks = np.zeros(len(labels), int)
   for label in np.unique(labels):
     ranks[labels == label] = np.arange((labels == label).sum())

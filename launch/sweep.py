@@ -48,10 +48,11 @@ def main(argv):
   from gradleak.report import strengths, sweep_csv, write
   from gradleak.studies.sweep import sweep
 
-  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
-  names = grammar.parse_list(_GIVEN.models, 'model')
+  registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
+  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  names = grammar.parse_list(_GIVEN.models, 'model')
   audits = {}
   for name in names:
     model = gl.models.create(
@@ -123,23 +124,26 @@ def _process():
 
 def _table(rows):
   """Returns the summaries of all models as an aligned table."""
+  from gradleak.modalities import of_rows
   from gradleak.report import sweep_summaries
   from gradleak.report.formatting import aligned, number, percent_range, plus_minus
   from gradleak.summary.cases import paired
 
-  head = ('model / attack / defense', 'attacker', 'PSNR dB', 'SSIM', 'recovered (95 %)')
-  lines = []
+  score, *others = of_rows(rows).shown
+  head = ('model / attack / defense', 'attacker', *(one.with_unit() for one in (score, *others)), 'recovered (95 %)')
+  blank, lines = ('',) * (len(head) - 1), []
   for model, summaries in sweep_summaries(rows).items():
-    lines.append((model, '', '', '', ''))
+    lines.append((model, *blank))
     last = None
     for (attack, defense), pair in paired(summaries).items():
       if attack != last:
-        lines.append((f'  {attack}', '', '', '', ''))
+        lines.append((f'  {attack}', *blank))
         last = attack
       for summary in pair:
         share = f'{summary["recovered"]} of {summary["n"]} ({percent_range(summary)})'
         known = summary['adaptive'] or 'non-adaptive'
-        lines.append((f'    {defense}', known, plus_minus(summary, 'psnr'), number(summary['ssim'], 2), share))
+        more = (number(summary[one.column], one.digits) for one in others)
+        lines.append((f'    {defense}', known, plus_minus(summary, score.column, score.digits), *more, share))
   return '\n'.join(aligned([head, *lines]))
 
 

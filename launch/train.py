@@ -105,7 +105,7 @@ def main(argv):
     print(f'process {_GIVEN.process} of {_GIVEN.processes} has done its share; the command without it writes the page.')
     return
   report.write(found, _GIVEN.workdir)
-  print(report.frontier_table(report.entries(found.trained, found.rows, found.config['num_classes']), found.config))
+  print(report.frontier_table(report.entries(found.trained, found.rows, found.config), found.config))
   print(f'report: {os.path.join(_GIVEN.workdir, "training.html")}')
 
 

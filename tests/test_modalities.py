@@ -10,6 +10,7 @@ import gradleak as gl
 from gradleak.adaptive import adaptive_attacks
 from gradleak.audit import schema
 from gradleak.modalities import IMAGES, REGISTRY, TABLE, TEXT, Column, Modality, modality, of_config, of_rows
+from gradleak.studies.sensitivity import assumptions
 from gradleak.studies.sweep import sweep
 from tests import circle
 
@@ -121,6 +122,40 @@ def test_a_sweep_over_strengths_runs(scenario, tmp_path):
   audits = {'ring': (jax.random.key(2), scenario)}
   rows = sweep(audits, defenses, [RECOVERS], 2, controls=2, workdir=tmp_path, progress='none', say=str)
   assert {row['defense'] for row in rows} == set(defenses) and all('nearness' in row for row in rows)
+  assert gl.report.strengths(rows, defenses).startswith(b'\x89PNG')
+
+
+def test_results_side_by_side_have_the_score_of_their_samples(result):
+  found = gl.compare({'here': result})
+  assert 'here: nearness digits, recovered (95 %)' in str(found) and 'PSNR' not in str(found)
+  assert found.rows[0]['here nearness'] > 1 and 'here nearness_low' in found.rows[0]
+  of_images = dataclasses.replace(result, config={**result.config, 'modality': 'images'})
+  with pytest.raises(gl.UsageError, match=r'of different samples \(1 circle, 2 images\)'):
+    gl.compare([result, of_images])
+
+
+def test_which_assumption_protects_points(tmp_path):
+  samples, classes = circle.points(24)
+  scenario = gl.scenario(
+    circle.network(), samples[:4], classes[:4], key=jax.random.key(0), modality=circle.CIRCLE, dataset='ring',
+    public=(samples[4:], classes[4:]),
+  )  # fmt: skip
+  given = {'trials': 2, 'batch_size': 2, 'controls': 2, 'training_rounds': 1, 'training_clients': 2}
+  settings = gl.SensitivitySettings(batch_size=2)
+  listed = assumptions(gl.ClientSettings(), RECOVERS, settings, modality=circle.CIRCLE)
+  (one,) = (one for one in listed if one.name == 'batch')
+  found = gl.sensitivity(
+    jax.random.key(1), scenario, attack=RECOVERS, chosen=[one], workdir=tmp_path, progress='none', **given
+  )
+  assert found.modality is circle.CIRCLE and found.rows[0]['nearness'] > 1 and 'psnr' not in found.rows[0]
+  assert one.laboratory == 'An upload is of one point.' and one.production == 'It is of 2 points.'
+  gl.report.write(found, tmp_path)
+  assert not circle.said_of_images((tmp_path / 'sensitivity.html').read_text('utf-8'))
+  told = gl.report.sensitivity_table(found)
+  assert 'nearness digits' in told and 'give points away' in told
+  assert (
+    (tmp_path / 'sensitivity.csv').read_text('utf-8').startswith('setting,dropped,n,recovered,nearness,nearness_low')
+  )
 
 
 def test_terms_of_pixels_are_refused_and_not_computed(scenario):

@@ -1,6 +1,7 @@
 """What a modality is: what a sample is, how it is judged and shown. Nothing else in the package knows."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -122,6 +123,8 @@ class Modality:
     score: the column that grows with the likeness of a reconstruction; a run has to exceed its control.
     correlation: the column that tells a weak trace from none, in [-1, 1].
     margin: by how much the score of an attack has to be lower than another's to be worse, in its unit.
+    effect: the least change of the score that is one, in its unit: of images 3 dB, half of the squared error.
+    clear: the score beyond which a reconstruction is no clearer to people: of images 30 dB, eight grey levels of 255.
     likeness: the column by which the example of a verdict is chosen.
     oracle: the columns of which the best start is recorded, as 'oracle_…'.
     shown: what tables show, the score first.
@@ -179,6 +182,8 @@ class Modality:
   by_networks: Callable[..., Callable[..., dict[str, float | None]]] | None = None
   marked: Callable[[np.ndarray, np.ndarray | None], Sequence[Piece]] | None = None
   margin: float = 0.0
+  effect: float = 0.0
+  clear: float = math.inf
   usual: Any = None
   neutral: Callable[[Sequence[int]], np.ndarray] = lambda shape: np.zeros(shape, np.float32)
   empty: Callable[[np.ndarray], np.ndarray] = lambda samples: np.all(samples == 0, axis=tuple(range(1, samples.ndim)))

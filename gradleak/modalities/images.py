@@ -143,6 +143,17 @@ WORDS: dict[str, str] = {
   'meaning.above chance': 'more than nothing, but neither a picture nor an identity',
   'meaning.unjudged': 'more than nothing, but no picture; identity was not judged: {needed} candidates are needed',
   'done.recognisable': '{n:leaves|leave} recognisable pictures',
+  'sensitivity.term_recovered': (
+    'Uploads of which the attacker has a picture, exact or recognisable: an image correlates with the private one by '
+    'at least 0.98, or deviates from it by at most one level of 8 bits (root mean square); or the private one is the '
+    'most similar of all candidates, and the SSIM is at least the threshold of the gallery. The page of each audit '
+    'says which images these are. Of a batch this is asked of more images than the same attack shows on noise '
+    '(control). Of several attackers on a defense the strongest counts.'
+  ),
+  'sensitivity.term_score': (
+    'In dB, of one image per trial, the same in all settings; in a batch it is the first. 10 dB more is a tenth of the '
+    'squared error. In differences, what is above {clear} counts as {clear}: a clearer picture is no larger leak.'
+  ),
   'verdicts.exact': (
     "One of the images that the attack returned correlates with the private one by at least 0.98 (Fidel's “fully "
     'revealed”), or deviates from it by at most one level of 8 bits (root mean square), which decides where an '
@@ -227,6 +238,8 @@ IMAGES = modality(
     score='psnr',
     correlation='pearson',
     margin=1.0,
+    effect=3.0,
+    clear=30.0,
     likeness='ssim',
     oracle=('psnr', 'ssim', 'mse_unclipped'),
     shown=(Shown('psnr', 'PSNR', 'dB', 1), Shown('ssim', 'SSIM')),

@@ -92,6 +92,9 @@ WORDS: dict[str, str] = {
     'Of {total} private rows, the share of which at least so many {of} are right at once. One column that is right '
     'may be luck, a whole record is not.'
   ),
+  'sensitivity.term_score': (
+    'The share of right cells of one row per trial, the same in all settings. In a batch it is the first.'
+  ),
   'captured.neutral': 'medians and commonest categories',
   'captured.neutral_head': 'usual',
   'captured.alike': 'share of equal cells',
@@ -104,6 +107,7 @@ WORDS: dict[str, str] = {
 DEFAULTS: dict[str, Any] = {
   'model': 'mlp(widths=100-100)',
   'init': 'default',
+  'attack': 'tableak(seeds=4,steps=300)',
   'attacks': 'fidel;peeling;spear;tableak(seeds=4,steps=300)',
   'defenses': 'none;gaussian(stddev=0.05);prune(rate=0.9);clip_samples(norm=1)+gaussian(stddev=0.05);'
   'fragmentation(ratio=0.4);graddefense(stddev=0.1);outpost',
@@ -140,6 +144,7 @@ def table(schema: Schema) -> Modality:
     score='cells',
     correlation='trace',
     margin=0.05,
+    effect=0.1,
     likeness='cells',
     oracle=('cells', 'cells_exact'),
     shown=(Shown('cells', 'cells right'), Shown('cells_exact', 'cells exact')),

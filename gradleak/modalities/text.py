@@ -206,6 +206,7 @@ DEFAULTS: dict[str, Any] = {
   'model': 'gpt(width=32,layers=1,heads=2)',
   'init': 'default',
   'loss': 'next_token',
+  'attack': 'tag(decay=cosine)',
   'attacks': 'span;tag(decay=cosine)',
   'steps': 300,
   'public': 1000,
@@ -228,6 +229,7 @@ WORDS = {
   'scores.text': 'The F1 of the words that a reconstruction and the private text have in common, each as often as it '
   'occurs (ROUGE-1, Lin 2004); 1 is all of them, in any order. Texts are matched to the private ones first. Common '
   'words alone are shared by different texts, so compare with the control.',
+  'sensitivity.term_score': 'ROUGE-1 of one text per trial, the same in all settings; in a batch it is the first.',
   'captured.neutral': 'texts of a single token',
   'captured.neutral_head': 'one token',
   'captured.alike': 'ROUGE-1',
@@ -256,6 +258,7 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     score='rouge1',
     correlation='standing',
     likeness='rouge2',
+    effect=0.1,
     oracle=('rouge1', 'rouge2', 'token_accuracy'),
     shown=(Shown('rouge1', 'ROUGE-1'), Shown('rouge2', 'ROUGE-2'), Shown('token_accuracy', 'tokens right')),
     further=(

@@ -8,12 +8,12 @@ from gradleak.audit import AuditResult
 from gradleak.audit.result import frame
 from gradleak.audit.run import GROWS
 from gradleak.core import errors
+from gradleak.modalities import Shown, of_config
 from gradleak.report.formatting import aligned, count_range, plus_minus
 from gradleak.summary.cases import summarise, worst_case
 
 _KEYS = ('attack', 'defense', 'adaptive')
 _COUNTS = ('recovered', 'n', 'success_low', 'success_high')
-_FIGURES = ('psnr', 'psnr_low', 'psnr_high', *_COUNTS)
 _WORST = (*_COUNTS, 'verdict', 'by')
 _ANY = 'any attack'
 
@@ -27,20 +27,22 @@ class Comparison:
     differing: {setting: {name: value}} of the settings that are not the same in all results; what is called 'attack x'
       or 'defense x' is a method that means something else under the same label. A missing value is None.
     rows: one dict per attack × defense × adaptive attack: 'attack', 'defense', 'adaptive' (None: the attacker is
-      non-adaptive of the defense), and for each result '<name> psnr' (mean in dB over the runs that did not diverge)
-      with the bounds of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs or more), '<name>
-      recovered' and '<name> n' (the runs that recover, and all runs), and the bounds of the 95 % interval of that
-      fraction (see `cases.summarise`), '<name> success_low' and '<name> success_high'; None where a result has no
-      such runs.
+      non-adaptive of the defense), and for each result the mean score over the runs that did not diverge, for images
+      '<name> psnr' in dB, with the bounds of its 95 % interval '<name> psnr_low' and '<name> psnr_high' (of three runs
+      or more), '<name> recovered' and '<name> n' (the runs that recover, and all runs), and the bounds of the 95 %
+      interval of that fraction (see `cases.summarise`), '<name> success_low' and '<name> success_high'; None where a
+      result has no such runs.
     worst: one dict per defense, over all attackers: 'defense', and for each result '<name> recovered' of '<name> n'
       trials, the bounds as above, '<name> verdict' (the worst) and '<name> by' (the attacks that recover a trial, each
       with its adaptive attack).
+    score: the column that is compared, as tables show it.
   """
 
   names: tuple[str, ...]
   differing: dict[str, dict[str, Any]]
   rows: list[dict[str, Any]]
   worst: list[dict[str, Any]]
+  score: Shown
 
   def __str__(self) -> str:
     return '\n'.join([*self._warning('  '), *aligned([self._head(), *self._cells()])])
@@ -66,13 +68,19 @@ class Comparison:
     return made
 
   def _head(self) -> list[str]:
-    return [*_KEYS, *(f'{name}: PSNR dB, recovered (95 %)' for name in self.names)]
+    return [*_KEYS, *(f'{name}: {self.score.with_unit()}, recovered (95 %)' for name in self.names)]
 
   def _cells(self) -> list[list[str]]:
     """Returns the lines of the table; below, the worst case of each defense."""
-    cells = [[*(row[key] or '–' for key in _KEYS), *(_cell(row, name) for name in self.names)] for row in self.rows]
+    cells = [
+      [*(row[key] or '–' for key in _KEYS), *(self._cell(row, name) for name in self.names)] for row in self.rows
+    ]
     worst = [[_ANY, entry['defense'], '–', *(_worst_cell(entry, name) for name in self.names)] for entry in self.worst]
     return cells + worst
+
+  def _cell(self, row: dict[str, Any], name: str) -> str:
+    of = _of(row, name, _figures(self.score))
+    return '–' if of['n'] is None else f'{plus_minus(of, self.score.column, self.score.digits)}, {count_range(of)}'
 
   def _warning(self, mark: str) -> list[str]:
     """Returns the lines above the table; none if all settings are the same."""
@@ -92,7 +100,8 @@ def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, stric
       never refused.
 
   Raises:
-    UsageError: if there is none, one is no `AuditResult`, or for differing settings where `strict`.
+    UsageError: if there is none, one is no `AuditResult`, or for differing settings where `strict`; for samples of
+      several modalities.
   """
   errors.check_instance('results', results, Iterable, 'a list of results, or a dict {name: result}')
   pairs = results.items() if isinstance(results, Mapping) else ((i + 1, each) for i, each in enumerate(results))
@@ -105,6 +114,10 @@ def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, stric
         f'the result {name!r} is {errors.shown(result)}, expected an AuditResult: what gradleak.audit or gradleak.load '
         'returns'
       )
+  kinds = {name: of_config(result.config) for name, result in named.items()}
+  score, *others = dict.fromkeys(kind.shown[0] for kind in kinds.values())
+  if others:
+    raise errors.UsageError(f'these results are of different samples ({_shown(kinds)}): compare those of one kind')
   differing = _differing(named)
   if strict and differing:
     said = '; '.join(f'{setting}: {_shown(values)}' for setting, values in differing.items())
@@ -114,9 +127,14 @@ def compare(results: Mapping[str, AuditResult] | Iterable[AuditResult], *, stric
   return Comparison(
     tuple(named),
     differing,
-    _joined(summaries, _KEYS, _FIGURES),
+    _joined(summaries, _KEYS, _figures(score)),
     _joined(worst, ('defense',), _WORST),
+    score,
   )
+
+
+def _figures(score: Shown) -> tuple[str, ...]:
+  return score.column, f'{score.column}_low', f'{score.column}_high', *_COUNTS
 
 
 def _differing(named: dict[str, AuditResult]) -> dict[str, dict[str, Any]]:
@@ -159,11 +177,6 @@ def _joined(results: Mapping[str, list[dict]], keys: Sequence[str], figures: Seq
 def _of(entry: dict[str, Any], name: str, figures: Sequence[str]) -> dict[str, Any]:
   """Returns the figures of one result, without its name."""
   return {figure: entry[f'{name} {figure}'] for figure in figures}
-
-
-def _cell(row: dict[str, Any], name: str) -> str:
-  of = _of(row, name, _FIGURES)
-  return '–' if of['n'] is None else f'{plus_minus(of, "psnr")}, {count_range(of)}'
 
 
 def _worst_cell(entry: dict[str, Any], name: str) -> str:

@@ -26,11 +26,16 @@ def figure(width: float, height: float, **options: Any) -> Iterator[tuple[Any, C
   from matplotlib import rc_context
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
+  from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
   with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': INK, 'text.parse_math': False}):
     made = Figure(figsize=(width, height), dpi=DPI, facecolor='white', **options)
 
     def png() -> bytes:
+      for axis in (axis for axes in made.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), LogFormatterMathtext):  # mathematics would be shown as it is written
+          axis.set_major_formatter('{x:g}')
+          axis.set_minor_formatter(NullFormatter())
       buffer = io.BytesIO()
       FigureCanvasAgg(made).print_png(buffer, metadata={'Software': None})
       return buffer.getvalue()

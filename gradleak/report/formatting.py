@@ -86,9 +86,9 @@ def minus(text: str) -> str:
   return text.replace('-', '−')
 
 
-def signed(value: float | None) -> str:
-  """Returns a number with its sign and one decimal; '–' for a missing one."""
-  return '–' if value is None or math.isnan(value) else minus(f'{round(value, 1) + 0.0:+.1f}')
+def signed(value: float | None, digits: int = 1) -> str:
+  """Returns a number with its sign and so many decimals; '–' for a missing one."""
+  return '–' if value is None or math.isnan(value) else minus(f'{round(value, digits) + 0.0:+.{digits}f}')
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.federated import chance, training
-from gradleak.modalities import IMAGES, REGISTRY, Modality, of_rows
+from gradleak.modalities import IMAGES, REGISTRY, Modality, of_config, of_rows
 from gradleak.report import chance as at_chance
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
@@ -46,7 +46,7 @@ def columns(kind: Modality = IMAGES) -> tuple[str, ...]:
 
 
 def entries(
-  trained: Mapping[str, Trained], rows: Iterable[cases.Row] = (), num_classes: int | None = None
+  trained: Mapping[str, Trained], rows: Iterable[cases.Row] = (), config: Mapping[str, Any] | None = None
 ) -> list[Entry]:
   """Returns one dict per defense, with `columns` as keys; None for what is not known.
 
@@ -58,10 +58,12 @@ def entries(
       is at chance. 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is counted;
       'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
-    num_classes: for trainings of earlier versions, whose rows do not hold the fraction of the commonest class.
+    config: the settings of the training: of which samples it is, and 'num_classes' for trainings of earlier versions,
+      whose rows do not hold the fraction of the commonest class.
   """
-  rows = cases.check_rows(rows)
-  worst, kind = worst_case_of(rows), of_rows(rows)
+  rows, given = cases.check_rows(rows), errors.check_json('config', {} if config is None else config)
+  worst, kind = worst_case_of(rows), of_rows(rows) if rows else of_config(given)
+  num_classes = given.get('num_classes')
   for one in errors.check_instance('trained', trained, Mapping, '{defense: Trained}').values():
     errors.check_instance('a training', one, Trained, 'a gradleak.studies.frontier.Trained')
   if num_classes is not None:

@@ -9,23 +9,25 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.core import errors, storage
-from gradleak.report import blocks, figures, html, page, wording
+from gradleak.report import blocks, figures, html, marked, page, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, count, duration, listed, number, percent, signed, together
-from gradleak.report.html import code, image, link, text
-from gradleak.report.words import Finding, said
-from gradleak.report.words import found as finding
-from gradleak.studies.sensitivity import (
-  CLEAR,
-  LABORATORY,
-  MARGIN,
-  PRODUCTION,
-  Effect,
-  Judgement,
-  Sensitivity,
-  judged,
-  untrained,
+from gradleak.report.formatting import (
+  aligned,
+  count,
+  duration,
+  interval,
+  listed,
+  number,
+  percent,
+  plus_minus,
+  scored,
+  signed,
+  together,
 )
+from gradleak.report.html import code, image, link, text
+from gradleak.report.words import Finding, said, speaking, worded
+from gradleak.report.words import found as finding
+from gradleak.studies.sensitivity import LABORATORY, PRODUCTION, Effect, Judgement, Sensitivity, judged, untrained
 from gradleak.summary import shown
 from gradleak.summary.cases import csv_text
 
@@ -42,29 +44,31 @@ WORDS = {
 
 
 def steps(found: Sensitivity) -> dict[str, dict[str, Any]]:
-  """Returns {setting: dict}, with 'setting', 'dropped' (names), 'n', 'recovered', 'psnr', 'psnr_low', 'psnr_high'.
+  """Returns {setting: dict}, with 'setting', 'dropped' (names), 'n' and 'recovered'.
 
-  The mean 'psnr' in dB is of the images that all settings share, with its 95 % interval; None where there is none. The
-  threshold of the control is 'control_psnr'. The adaptive attack of the strongest attacker is 'by'.
+  The mean score is of the samples that all settings share, with its 95 % interval. For images it is 'psnr' in dB,
+  'psnr_low' and 'psnr_high', and the threshold of the control is 'control_psnr'; None where there is none. The adaptive
+  attack of the strongest attacker is 'by'.
   """
   _check(found)
   return {name: _step(found, name) for name in found.steps}
 
 
 def _step(found: Sensitivity, name: str) -> dict[str, Any]:
-  rows = found.of(name)
-  known = [row['psnr'] for row in rows if row['psnr'] is not None]
+  rows, kind = found.of(name), found.modality
+  (score,) = (column for column in kind.columns if column.name == kind.score)
+  known = [row[score.name] for row in rows if row[score.name] is not None]
   mean, low, high = metrics.mean_interval(known)
-  bounded = len(known) >= 3
+  bounded, (least, most) = len(known) >= 3, score.bounds or (-math.inf, math.inf)
   return {
     'setting': name,
     'dropped': list(found.steps[name]),
     'n': len(rows),
     'recovered': sum(row['recovered'] for row in rows),
-    'psnr': mean if known else None,
-    'psnr_low': max(low, 0.0) if bounded else None,
-    'psnr_high': high if bounded else None,
-    'control_psnr': rows[0]['control_psnr'],
+    score.name: mean if known else None,
+    f'{score.name}_low': max(low, least) if bounded else None,
+    f'{score.name}_high': min(high, most) if bounded else None,
+    kind.controls[0]: rows[0][kind.controls[0]],
     'by': rows[0]['by'],
     'inconclusive': sum(row['verdict'] == 'inconclusive' for row in rows),
     'diverged': sum(row['verdict'] == 'diverged' for row in rows),
@@ -76,21 +80,25 @@ def sensitivity_csv(found: Sensitivity) -> str:
   return csv_text({**step, 'dropped': ';'.join(step['dropped'])} for step in steps(found).values())
 
 
+@speaking
 def sensitivity_table(found: Sensitivity) -> str:
   """Returns the waterfall and the judgements as aligned tables, with the sentences of `sensitivity_findings`."""
-  named = steps(found)
-  waterfall = [('dropped one after the other', 'PSNR dB', 'control', 'recovered')]
+  named, kind = steps(found), found.modality
+  shown = kind.shown[0]
+  waterfall = [('dropped one after the other', shown.with_unit(), 'control', 'recovered')]
   for label, name in _waterfall(found):
     step = named[name]
-    half = '' if step['psnr_low'] is None else f' ± {number(step["psnr_high"] - step["psnr"])}'
-    waterfall.append((label, number(step['psnr']) + half, number(step['control_psnr']), count(step)))
-  lines = [('assumption', 'dropped alone', 'restored alone', 'verdict')]
+    control = number(step[kind.controls[0]], shown.digits)
+    waterfall.append((label, plus_minus(step, shown.column, shown.digits), control, count(step)))
+  lines: list[tuple[str, ...]] = [('assumption', 'dropped alone', 'restored alone', 'verdict')]
   for one in judged(found):
-    lines.append((one.assumption.name, _change(one.alone), _change(one.restored), _words(found)[one.verdict]))
+    changes = (_change(found, effect) for effect in (one.alone, one.restored))
+    lines.append((one.assumption.name, *changes, _words(found)[one.verdict]))
   closing = [line for told in sensitivity_findings(found) for line in textwrap.wrap(told.replace('`', ''), 110)]
   return '\n'.join([*aligned(waterfall), '', *aligned(lines), '', *closing])
 
 
+@speaking
 def sensitivity_findings(found: Sensitivity) -> list[str]:
   """Returns what the rows say, in sentences: what is recovered, what protects, and what does not."""
   return [str(one) for one in findings(found)]
@@ -100,7 +108,8 @@ def findings(found: Sensitivity) -> list[Finding]:
   """Returns what the rows say: what is recovered, what protects, and what does not."""
   named = steps(found)
   start, end = named[LABORATORY], named[PRODUCTION]
-  opening = finding('sensitivity.opening', start=start, end=end)
+  seen = [scored(found.modality, step[found.modality.score]) for step in (start, end)]
+  opening = finding('sensitivity.opening', start=start, end=end, started=seen[0], ended=seen[1])
   if not start['recovered']:
     return [opening, finding('sensitivity.fails')]
   by_verdict = together((one.verdict, one) for one in judged(found) if not one.assumption.skipped)
@@ -163,44 +172,62 @@ def cautions(found: Sensitivity) -> list[Finding]:
   ]
 
 
+@speaking
 def waterfall(found: Sensitivity) -> bytes:
-  """Returns a PNG: a bar per setting of the waterfall, mean PSNR with its interval, the control's level, an example.
+  """Returns a PNG: a bar per setting of the waterfall, the mean score with its interval, and the control's level.
 
-  The first picture is the private image, below each bar is what the strongest attacker makes of it.
+  The first picture is the private image, and below each bar is what the strongest attacker makes of it. Rows and texts
+  are not drawn.
   """
-  named = steps(found)
+  named, kind = steps(found), found.modality
   entries = [(label, named[name], found.examples[name]) for label, name in _waterfall(found)]
-  image, below, above, right = 0.78, 1.5, 0.42, 0.12
-  across, down = _LEFT + right + _BAR * (len(entries) + 1), _TALL + below + above
+  looked_at = kind.marked is None
+  image, below, above, right = 0.78, 1.5 if looked_at else 0.72, 0.42, 0.12
+  places = len(entries) + looked_at
+  width = _BAR * places
+  across, down = _LEFT + right + width, _TALL + below + above
   with figures.figure(across, down) as (figure, png):
-    width = _BAR * (len(entries) + 1)
     axes = figure.add_axes((_LEFT / across, below / down, width / across, _TALL / down))
-    highest = max(12.0, *(step['psnr_high'] or step['psnr'] or 0.0 for _, step, _ in entries)) * 1.16
-    for place, (_, step, _) in enumerate(entries, 1):
-      _draw_bar(axes, place, step, highest)
-    axes.set(xlim=(-0.5, len(entries) + 0.5), ylim=(0, highest), xticks=[])
-    axes.set_ylabel('PSNR, in dB')
+    highest = _highest(found, [step for _, step, _ in entries])
+    for place, (_, step, _) in enumerate(entries, looked_at):
+      _draw_bar(axes, place, kind.score, step, highest)
+    axes.set(xlim=(-0.5, places - 0.5), ylim=(0, highest), xticks=[])
+    axes.set_ylabel(kind.shown[0].with_unit(', in '))
     axes.spines[['top', 'right']].set_visible(False)
-    axes.set_title(
-      'n of n: images recovered · whisker: 95 % interval · dashes: what noise gives', fontsize=8, color=SOFT
-    )
-    labels = ['the private\nimage', *('\n'.join(textwrap.wrap(label, 16)) for label, _, _ in entries)]
-    for place, (label, pixels) in enumerate(zip(labels, [found.truth, *(one[2] for one in entries)], strict=True)):
-      middle = (_LEFT + _BAR * (place + 0.5)) / across
-      _draw_example(figure, middle, (below - image - 0.08) / down, image / across, image / down, pixels)
-      figure.text(middle, (below - image - 0.16) / down, label, ha='center', va='top', fontsize=7.8)
+    title = worded('n of n: images recovered · whisker: 95 % interval · dashes: what noise gives')
+    axes.set_title(title, fontsize=8, color=SOFT)
+    labels = ['\n'.join(textwrap.wrap(label, 16)) for label, _, _ in entries]
+    if looked_at:
+      labels = [worded('the private\nimage'), *labels]
+      for place, sample in enumerate([found.truth, *(one[2] for one in entries)]):
+        middle = (_LEFT + _BAR * (place + 0.5)) / across
+        pixels = kind.picture(sample)
+        _draw_example(figure, middle, (below - image - 0.08) / down, image / across, image / down, pixels)
+    top = below - 0.16 - image * looked_at
+    for place, label in enumerate(labels):
+      figure.text((_LEFT + _BAR * (place + 0.5)) / across, top / down, label, ha='center', va='top', fontsize=7.8)
     return png()
 
 
-def _draw_bar(axes: Any, place: int, step: Mapping[str, Any], highest: float) -> None:
+def _highest(found: Sensitivity, entries: Sequence[Mapping[str, Any]]) -> float:
+  """Returns the upper end of the axis of the score, with room for the counts above the bars."""
+  score = found.modality.score
+  ends = [value for step in entries for value in (step[f'{score}_high'], step[score]) if value is not None]
+  (column,) = (one for one in found.modality.columns if one.name == score)
+  most = column.bounds[1] if column.bounds else math.inf
+  return 1.16 * max(12.0 if math.isinf(most) else most, *ends, 0.0)
+
+
+def _draw_bar(axes: Any, place: int, score: str, step: Mapping[str, Any], highest: float) -> None:
   """Draws the bar of one setting, in the colour of what was recovered."""
-  value, colour = step['psnr'] or 0.0, _RECOVERED if step['recovered'] else _PROTECTED
+  value, colour = step[score] or 0.0, _RECOVERED if step['recovered'] else _PROTECTED
   axes.bar(place, value, width=0.6, color=colour, alpha=0.82, linewidth=0)
-  top = value
-  if step['psnr_low'] is not None:
-    top = step['psnr_high']
-    axes.plot([place, place], [step['psnr_low'], top], color=figures.INK, linewidth=1.1)
-  level = step['control_psnr'] if math.isfinite(step['control_psnr'] or math.nan) else 0.0
+  top, (low, high) = value, (step[f'{score}_low'], step[f'{score}_high'])
+  if low is not None:
+    top = high
+    axes.plot([place, place], [low, high], color=figures.INK, linewidth=1.1)
+  control = step[f'control_{score}']
+  level = control if math.isfinite(control or math.nan) else 0.0
   if level:
     axes.plot([place - 0.42, place + 0.42], [level, level], color=figures.INK, linewidth=1.1, dashes=(2, 1.4))
   top = max(top, level)
@@ -215,6 +242,7 @@ def _draw_example(figure: Any, middle: float, low: float, wide: float, tall: flo
     spine.set(color='#9a9fa6', linewidth=0.6)
 
 
+@speaking
 def render_sensitivity(found: Sensitivity, links: Mapping[str, str] | None = None) -> str:
   """Returns the page of a sensitivity as HTML that loads nothing; the same result gives the same text.
 
@@ -238,7 +266,7 @@ def render_sensitivity(found: Sensitivity, links: Mapping[str, str] | None = Non
       _each(found, links),
       _one_after_the_other(found, links),
       blocks.Section('settings', 'Settings', [blocks.Text(told), page.every_setting(config)]),
-      _reading(),
+      _reading(found),
     ],
     page.sources(wording.citations(found.methods)),
     '',
@@ -269,29 +297,39 @@ def _waterfall(found: Sensitivity) -> list[tuple[str, str]]:
 
 def _one_after_the_other(found: Sensitivity, links: Mapping[str, str]) -> blocks.Section:
   """Returns the waterfall as a table."""
-  columns = ['setting', ('what changes', 'told'), 'recovered', 'PSNR, dB']
-  columns += ['control, dB', ('first image', 'left picture')]
+  kind = found.modality
+  score, bound = kind.shown[0], kind.controls[0]
+  columns = ['setting', ('what changes', 'told'), 'recovered', score.with_unit(', ')]
+  columns += [', '.join(filter(None, ('control', score.unit))), (worded('first image'), 'left picture')]
   used = [one for one in found.assumptions if not one.skipped]
   meaning = [said('sensitivity.laboratory'), *(one.production for one in used)]
   named, rows = steps(found), []
   for (label, name), told in zip(_waterfall(found), meaning, strict=True):
     step = named[name]
     recovered = blocks.Cell(count(step), [step['by']], 'spent' if step['recovered'] else 'kept')
-    bounded = step['psnr_low'] is not None
-    psnr = blocks.Cell(number(step['psnr']), [bounded and f'{number(step["psnr_low"])} – {number(step["psnr_high"])}'])
-    example = image(shown.data_uri(found.examples[name]), f'Reconstruction of the first image: {label}.')
+    mean = blocks.Cell(number(step[score.column], score.digits), [interval(step, score.column, score.digits)])
+    control = number(step[bound], score.digits)
     rows.append(
-      blocks.Row([link(label, links.get(name)), told, recovered, psnr, number(step['control_psnr']), example])
+      blocks.Row([link(label, links.get(name)), told, recovered, mean, control, _example(found, name, label)])
     )
   return blocks.Section(
     'waterfall', 'Dropped one after the other', [blocks.Table(columns, [blocks.Body(rows)], first='')]
   )
 
 
+def _example(found: Sensitivity, name: str, label: str) -> Any:
+  """Returns what is reconstructed of the first sample: a picture, or how many of its pieces are right."""
+  kind, sample = found.modality, found.examples[name]
+  if kind.marked is not None:
+    return blocks.Cell(marked.summary(kind.marked(sample, found.truth)))
+  return image(shown.data_uri(kind.picture(sample)), f'Reconstruction of the first image: {label}.')
+
+
 def _each(found: Sensitivity, links: Mapping[str, str]) -> blocks.Section:
   """Returns the judgement of each assumption."""
   columns = ['assumption', ('laboratory\nproduction', 'told')]
-  columns += ('dropped alone:\nrecovered', 'PSNR, dB', 'restored alone:\nrecovered', 'PSNR, dB')
+  title = found.modality.shown[0].with_unit(', ')
+  columns += ('dropped alone:\nrecovered', title, 'restored alone:\nrecovered', title)
   columns.append(('verdict', 'left'))
   kinds, words, rows = {'protects': 'protects', 'does not protect': 'spent'}, _words(found), []
   for one in judged(found):
@@ -300,7 +338,7 @@ def _each(found: Sensitivity, links: Mapping[str, str]) -> blocks.Section:
     if one.assumption.skipped:
       cells.append(blocks.Cell(f'skipped: {one.assumption.skipped}', kind='told', span=4))
     else:
-      cells += [*_cells(links, one.alone, 1), *_cells(links, one.restored, 0)]
+      cells += [*_cells(found, links, one.alone, 1), *_cells(found, links, one.restored, 0)]
     rows.append(blocks.Row([*cells, blocks.Cell(words[one.verdict], [needs], kinds.get(one.verdict, 'open'))]))
   note = blocks.Text(said('sensitivity.alone', links=said('sensitivity.links') if links else ''), 'note')
   return blocks.Section(
@@ -308,31 +346,36 @@ def _each(found: Sensitivity, links: Mapping[str, str]) -> blocks.Section:
   )
 
 
-def _cells(links: Mapping[str, str], effect: Effect | None, at: int) -> list[blocks.Cell]:
+def _cells(found: Sensitivity, links: Mapping[str, str], effect: Effect | None, at: int) -> list[blocks.Cell]:
   """Returns what the table says of an effect; `at` is the side whose setting is not shown elsewhere."""
   if effect is None:
     return []
   first, last = effect.recovered if at else effect.recovered[::-1]
-  sign = -1 if at else 1
+  sign, digits = -1 if at else 1, found.modality.shown[0].digits
   moved = f'{first} of {effect.n} → {last} of {effect.n}'
   to = links.get(effect.production if at else effect.laboratory)
-  return [blocks.Cell(link(moved, to)), blocks.Cell(signed(sign * effect.psnr), [_interval(effect, sign)])]
+  return [
+    blocks.Cell(link(moved, to)),
+    blocks.Cell(signed(sign * effect.score, digits), [_interval(effect, sign, digits)]),
+  ]
 
 
-def _change(effect: Effect | None) -> str:
-  """Returns an effect for the terminal: recovered in the laboratory against production, and the difference in PSNR."""
+def _change(found: Sensitivity, effect: Effect | None) -> str:
+  """Returns an effect for the terminal: recovered in the laboratory against production, and the difference in score."""
   if effect is None:
     return '–'
-  bounds = _interval(effect, 1)
-  return f'{effect.recovered[0]} against {effect.recovered[1]}, {signed(effect.psnr)} dB' + (bounds and f' ({bounds})')
+  score = found.modality.shown[0]
+  bounds = _interval(effect, 1, score.digits)
+  moved = f'{signed(effect.score, score.digits)} {score.unit}'.rstrip()
+  return f'{effect.recovered[0]} against {effect.recovered[1]}, {moved}' + (bounds and f' ({bounds})')
 
 
-def _interval(effect: Effect, sign: int) -> str:
-  """Returns 'low to high' of the difference of the PSNR; empty where there is none."""
+def _interval(effect: Effect, sign: int, digits: int) -> str:
+  """Returns 'low to high' of the difference of the score; empty where there is none."""
   if not math.isfinite(effect.low):
     return ''
   low, high = sorted((sign * effect.low, sign * effect.high))
-  return f'{signed(low)} to {signed(high)}'
+  return f'{signed(low, digits)} to {signed(high, digits)}'
 
 
 def _accuracy(found: Sensitivity, origin: str) -> dict[str, Any]:
@@ -346,21 +389,28 @@ def _alternative(found: Sensitivity) -> str:
   """Returns the picture in words."""
   named = steps(found)
   bars = [
-    said('sensitivity.bar', label=label.replace(_WITHOUT, 'without '), step=named[name])
+    said(
+      'sensitivity.bar',
+      label=label.replace(_WITHOUT, 'without '),
+      seen=scored(found.modality, named[name][found.modality.score]),
+      step=named[name],
+    )
     for label, name in _waterfall(found)
   ]
   return said('sensitivity.alternative', bars=bars)
 
 
-def _reading() -> blocks.Section:
+def _reading(found: Sensitivity) -> blocks.Section:
+  kind = found.modality
   terms = {
     'Recovered': 'recovered',
-    'PSNR': 'psnr',
+    kind.shown[0].title: 'score',
     'Protects, lowers the leak': 'protects',
     'Others hold as well': 'others',
     'Does not protect, does not lower it': 'not',
     'Not shown': 'not_shown',
     'Limits': 'limits',
   }
-  told = [(term, [said(f'sensitivity.term_{name}', margin=MARGIN, clear=CLEAR)]) for term, name in terms.items()]
+  facts = {'margin': scored(kind, kind.effect), 'clear': scored(kind, kind.clear)}
+  told = [(term, [said(f'sensitivity.term_{name}', **facts)]) for term, name in terms.items()]
   return blocks.Section('reading', 'How to read this page', [blocks.Terms(told)])

@@ -1,4 +1,4 @@
-"""Tables and a picture of a sweep: PSNR against the strength of each defense."""
+"""Tables and a picture of a sweep: what is recovered against the strength of each defense."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,11 +7,13 @@ from gradleak.audit.labelled import Labelled, named_defenses
 from gradleak.core import grammar
 from gradleak.core.methods import identity
 from gradleak.defenses.defense import Defense
+from gradleak.modalities import of_rows
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 from gradleak.summary.cases import Row, Summary, check_rows, csv_text, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
+_TICKS = 6  # for which there is room on an axis
 
 _COLOURS = ('#0f6674', '#b03a10', '#735a00', '#5a3d8a', '#2d6a2f', '#8a1d52')
 
@@ -105,16 +107,18 @@ def sweep_csv(rows: Iterable[Row]) -> str:
 
 
 def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
-  """Returns a PNG: PSNR (dB) against the strength of each defense that was run with several strengths, else None.
+  """Returns a PNG: the mean score against the strength of each defense that was run with several strengths, else None.
 
-  The rows are those of a sweep over these defenses, as `gradleak.audit` takes them: strengths are their settings.
+  The rows are those of a sweep over these defenses, as `gradleak.audit` takes them: strengths are their settings. The
+  score is that of the modality, for images the PSNR in dB.
 
   One row per model, one panel per defense, one colour per attack. Solid lines are non-adaptive attackers, dashed ones
   the strongest adaptive attacker at each strength, dotted ones uploads without a defense. Bands: 95 % intervals of the
   mean.
   """
   rows_of_panels = []
-  named = named_defenses(defenses)
+  rows, named = check_rows(rows), named_defenses(defenses)
+  score = of_rows(rows).shown[0]
   for model, summaries in sweep_summaries(rows).items():
     pairs = paired(summaries)
     shown = {defense for _, defense in pairs}
@@ -128,11 +132,11 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
     for row, panels in zip(grid, rows_of_panels, strict=True):
       for axes, panel in zip(row, panels, strict=False):
-        _draw(axes, *panel)
+        _draw(axes, score.column, *panel)
       for axes in row[len(panels) :]:
         axes.set_axis_off()
     for axes in grid[:, 0]:
-      axes.set_ylabel('PSNR in dB')
+      axes.set_ylabel(score.with_unit(' in '))
     handles, labels = grid.flat[0].get_legend_handles_labels()
     longest = 0.6 + 0.085 * max(map(len, labels), default=0)  # of an entry, in inches
     columns = min(3, len(labels), max(1, int(3.6 * across / longest)))
@@ -141,7 +145,7 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
     return png()
 
 
-def _draw(axes: Any, model: str, line: Line, pairs: Mapping[tuple[str, str], Sequence[Summary]]) -> None:
+def _draw(axes: Any, score: str, model: str, line: Line, pairs: Mapping[tuple[str, str], Sequence[Summary]]) -> None:
   """Draws the attacks on one defense of a model over its strength."""
   attacks = list(dict.fromkeys(attack for attack, _ in pairs))
   for attack, colour in zip(attacks, _COLOURS * len(attacks), strict=False):
@@ -150,21 +154,22 @@ def _draw(axes: Any, model: str, line: Line, pairs: Mapping[tuple[str, str], Seq
         (strength, summary)
         for strength, defense in line.points
         for summary in pairs.get((attack, defense), [])
-        if (summary['adaptive'] is not None) == adaptive and summary['psnr'] is not None
+        if (summary['adaptive'] is not None) == adaptive and summary[score] is not None
       ]
       if not points:
         continue
-      x, y = [strength for strength, _ in points], [summary['psnr'] for _, summary in points]
+      x, y = [strength for strength, _ in points], [summary[score] for _, summary in points]
       axes.plot(x, y, style, color=colour, marker='o', markersize=3, label=f'{attack}, {known}')
-      bounded = [(at, s['psnr_low'], s['psnr_high']) for at, s in points if s['psnr_low'] is not None]
+      bounded = [(at, s[f'{score}_low'], s[f'{score}_high']) for at, s in points if s[f'{score}_low'] is not None]
       if bounded:
         axes.fill_between(*zip(*bounded, strict=True), color=colour, alpha=0.12, linewidth=0)
     for summary in pairs.get((attack, 'none'), [])[:1]:
-      if summary['psnr'] is not None:
-        axes.axhline(summary['psnr'], color=colour, linestyle=':', linewidth=1, label=f'{attack}, no defense')
+      if summary[score] is not None:
+        axes.axhline(summary[score], color=colour, linestyle=':', linewidth=1, label=f'{attack}, no defense')
   positive = [strength for strength, _ in line.points if strength > 0]
   if len(positive) > 1 and max(positive) / min(positive) >= 20:  # a log axis that includes zero
     axes.set_xscale('symlog', linthresh=min(positive), linscale=0.5)
+    axes.set_xticks([strength for strength, _ in line.points][-_TICKS:])
   axes.set_title(model, fontsize=8.5, color=SOFT)
   axes.set_xlabel(line.label)
   axes.spines[['top', 'right']].set_visible(False)

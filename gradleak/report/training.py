@@ -57,7 +57,7 @@ def write_training(
   """
   errors.check_json('config', config)
   with about(config):
-    found = entries(trained, audit_rows, config.get('num_classes'))
+    found = entries(trained, audit_rows, config)
     folder = storage.made_folder(folder)
     drawn = {'frontier': frontier(found), 'curves': curves(trained), 'leakage': along(trained, leakage)}
     worst = {entry['defense']: entry for entry in cases.worst_case(audit_rows)}

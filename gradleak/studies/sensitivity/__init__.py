@@ -2,7 +2,7 @@
 
     assumptions ─► settings, one per set of dropped assumptions ─► one audit each ─► rows ─► effects ─► judgements
 
-Published attacks assume an untrained model, wide initialisation, known labels, one image and one local step. Each of
+Published attacks assume an untrained model, wide initialisation, known labels, one sample and one local step. Each of
 these is an `Assumption`: a function that takes a `Setting` from the laboratory to production. What a judgement says is
 computed from rows, in `judged`, and from nothing else.
 """
@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import metrics
 from gradleak.attacks import csdlg_fast
 from gradleak.attacks.base import as_attack
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
@@ -30,11 +29,10 @@ from gradleak.engine.execution import Execution
 from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import ClientSettings, simulation, training
 from gradleak.federated.scenario import Scenario
-from gradleak.modalities import IMAGES
+from gradleak.modalities import IMAGES, Modality
 from gradleak.studies.sensitivity.assumptions import (
   LABORATORY,
   LOCAL,
-  PROBE,
   PRODUCTION,
   WIDTH,
   Assumption,
@@ -43,24 +41,16 @@ from gradleak.studies.sensitivity.assumptions import (
   assumptions,
   check_assumptions,
   steps_of,
+  unlabelled,
 )
-from gradleak.studies.sensitivity.judgement import (
-  CLEAR,
-  MARGIN,
-  Effect,
-  Judgement,
-  Sensitivity,
-  effect,
-  judged,
-  untrained,
-)
+from gradleak.studies.sensitivity.judgement import Effect, Judgement, Sensitivity, effect, judged, untrained
 
 __all__ = [
-  'CLEAR', 'LABORATORY', 'MARGIN', 'PRODUCTION', 'Assumption', 'Effect', 'Judgement', 'Sensitivity',
-  'SensitivitySettings', 'Setting', 'assumptions', 'effect', 'judged', 'redrawn', 'sensitivity', 'untrained',
+  'LABORATORY', 'PRODUCTION', 'Assumption', 'Effect', 'Judgement', 'Sensitivity', 'SensitivitySettings', 'Setting',
+  'assumptions', 'effect', 'judged', 'redrawn', 'sensitivity', 'untrained',
 ]  # fmt: skip
 
-_HELD_OUT = 4  # one of so many public images measures the accuracy, the others train
+_HELD_OUT = 4  # one of so many public samples measures the accuracy, the others train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +85,10 @@ def sensitivity(
 
   Args:
     key: a typed JAX key; the same key and settings give the same rows, bit for bit, also after a resume.
-    scenario: production: N ≥ trials · batch_size · cohort private images, how the client trains, and its model, see
-      `gradleak.scenario`. Weights that were drawn there are trained on its public images. Weights that were given stay.
-      Trial t is the t-th batch; where an upload is of one image, it is the first of that batch, which all share. A
-      quarter of the public images measures the accuracy.
+    scenario: production: N ≥ trials · batch_size · cohort private samples, how the client trains, and its model, see
+      `gradleak.scenario`. Weights that were drawn are trained on its public samples. Weights that were given stay.
+      Trial t is the t-th batch; where an upload is of one sample, it is the first of that batch, which all share. A
+      quarter of the public samples measures the accuracy.
     attack: one of `gradleak.attacks`; `csdlg_fast(tv=1e-6)` by default.
     defense: the client's in production, or None.
     chosen: `Assumption`s in the order in which they are dropped; `assumptions` by default.
@@ -132,14 +122,17 @@ def sensitivity(
       public=scenario.public,
       batch_norm=bool(scenario.variables.get('batch_stats')),
       given=not scenario.drawn,
+      modality=scenario.client.modality,
     )
   check_assumptions(chosen)
-  labels_of = 'auto' if method(LOCAL.client(PROBE, classes)).labels == 'unused' else 'known'
+  local = dataclasses.replace(LOCAL, loss=local.loss)
+  free = scenario.client.loss.own or unlabelled(method, local, classes, scenario.client.modality)
   start = Setting(
     ClientSettings(loss=local.loss, batch_norm='eval'),
-    AuditSettings(steps=given.steps, controls=given.controls, labels=labels_of),
+    AuditSettings(steps=given.steps, controls=given.controls, labels='auto' if free else 'known'),
     method,
     as_defense(None),
+    wide=scenario.client.modality is IMAGES,
   )
   told = {'attack': str(method), 'defense': str(hidden) if hidden.stages else None}
   task.config.update(**dataclasses.asdict(given), **scenario.settings, **told)
@@ -147,25 +140,20 @@ def sensitivity(
 
 
 def _checked(scenario: Any, given: SensitivitySettings) -> Scenario:
-  """Returns the scenario of production with the images that are attacked, all other things being checked."""
+  """Returns the scenario of production with the samples that are attacked, all other things being checked."""
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
   local = scenario.described_by('gradleak.sensitivity')
-  if scenario.client.modality is not IMAGES:
-    raise errors.UsageError(
-      f'gradleak.sensitivity measures images, and these are samples of {scenario.client.modality.name!r}: call '
-      'gradleak.audit'
-    )
-  images, public = scenario.samples, scenario.public
+  samples, public, noun = scenario.samples, scenario.public, scenario.client.modality.noun[1]
   needed = given.trials * given.batch_size * local.cohort
-  if len(images) < needed:
+  if len(samples) < needed:
     raise errors.UsageError(
-      f'{given.trials} trials of {needed // given.trials} images need {needed}, there are {len(images)}: give fewer '
+      f'{given.trials} trials of {needed // given.trials} {noun} need {needed}, there are {len(samples)}: give fewer '
       'trials or a smaller batch_size'
     )
   least = _HELD_OUT * given.training_clients
   if public is not None and len(public[0]) < least:
     raise errors.UsageError(
-      f'public holds {len(public[0])} images, and {given.training_clients} clients that train on them need {least}'
+      f'public holds {len(public[0])} {noun}, and {given.training_clients} clients that train on them need {least}'
     )
   return scenario.of(slice(needed), local)
 
@@ -204,9 +192,9 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
       progress=task.progress,
     )
     assert result is not None  # this process runs all of it
-    found, image = _found(name, result)
+    found, example = _found(task.given.client.modality, name, result)
     rows += found
-    examples[name], audits[name] = image, folder.name
+    examples[name], audits[name] = example, folder.name
     methods = _joined(methods, result.methods)
     seconds += result.seconds
   truth = task.given.samples[0]
@@ -226,7 +214,7 @@ def _setting(start: Setting, used: Sequence[Assumption], dropped: Sequence[str])
 
 
 def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
-  """Returns the scenario of a setting: all images, or the first of each batch where an upload is of one image."""
+  """Returns the scenario of a setting: all samples, or the first of each batch where an upload is of one."""
   apart = max(1, len(task.given.samples) // (task.settings.trials * one.audit.batch_size))
   made = task.given.of(slice(None, None, apart), one.client).trained(variables)
   return made.noted({'init': _origin(one.wide), 'trained': one.trained})
@@ -268,24 +256,27 @@ def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str,
     return start, {}, 0.0
   assert task.given.public is not None
   given, began = task.settings, time.monotonic()
-  images, labels = task.given.public
-  order = np.asarray(jax.random.permutation(jax.random.fold_in(task.key, 3), len(images)))
+  samples, targets = task.given.public
+  order = np.asarray(jax.random.permutation(jax.random.fold_in(task.key, 3), len(samples)))
   held, rest = np.split(order, [len(order) // _HELD_OUT])
   size = len(rest) // given.training_clients
+  own = task.given.client
   local = ClientSettings(
-    share='delta', optimizer='adam', learning_rate=given.training_rate, local_batch_size=min(8, size)
+    share='delta', optimizer='adam', learning_rate=given.training_rate, local_batch_size=min(8, size), loss=own.loss
   )
+  client = dataclasses.replace(local.client(own.model, own.num_classes), modality=own.modality)
   federation = simulation.Federation(
-    local.client(task.given.client.model, task.given.client.num_classes),
-    images[rest],
-    labels[rest],
+    client,
+    samples[rest],
+    targets[rest],
     np.split(np.arange(given.training_clients * size), given.training_clients),
     given.training_clients,
   )
-  test = images[held], labels[held]
+  test = None if own.loss.targets.decide is None else (samples[held], targets[held])
   name = f'training-{"wide" if wide else "own"}'
   if task.progress != 'none':
-    print(f'training on {len(rest)} public images, initialised from {_origin(wide)} …', file=sys.stderr, flush=True)
+    noun = own.modality.noun[1]
+    print(f'training on {len(rest)} public {noun}, initialised from {_origin(wide)} …', file=sys.stderr, flush=True)
   state, rows = training.train(
     jax.random.fold_in(task.key, 4),
     federation,
@@ -297,42 +288,47 @@ def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str,
     config={**task.config, 'wide': wide},
     on_round=reporter(task.progress, given.training_rounds),
   )
-  measured = {
-    'trained': rows[-1]['accuracy'],
-    'untrained': simulation.accuracy(task.given.client.model, start, *test)[0],
-    'guessing': float(np.bincount(test[1]).max() / len(held)),
-  }
+  measured = {}
+  if test is not None:
+    predicted, truth, _ = simulation.judged(client, start, *test)
+    measured = {
+      'trained': rows[-1]['accuracy'],
+      'untrained': float(np.mean(predicted == truth)),
+      'guessing': float(np.unique_counts(truth).counts.max() / len(truth)),
+    }
   return state.variables, measured, time.monotonic() - began
 
 
-def _found(name: str, result: AuditResult) -> tuple[list[dict[str, Any]], np.ndarray]:
-  """Returns (rows of a setting, what the strongest attacker makes of the first trial's image)."""
+def _found(kind: Modality, name: str, result: AuditResult) -> tuple[list[dict[str, Any]], np.ndarray]:
+  """Returns (rows of a setting, what the strongest attacker makes of the first trial's sample)."""
   cases: dict[Any, list[dict]] = {}
   for row in result.rows:
     cases.setdefault(row['adaptive'], []).append(row)
-  adaptive = max(cases, key=lambda one: _strength(cases[one]))
+  adaptive = max(cases, key=lambda one: _strength(kind.score, cases[one]))
   rows = cases[adaptive]
   case = rows[0]['attack'], rows[0]['defense'], *filter(None, [adaptive])
-  images = np.asarray(result.reconstructions[case])[:, 0]
-  psnr = np.asarray(metrics.psnr(images.astype(np.float32), np.asarray(result.truth)[:, 0].astype(np.float32)))
+  found, truth = (kind.cast(np.asarray(side)[:, 0]) for side in (result.reconstructions[case], result.truth))
+  whole, bound = [row['verdict'] != 'diverged' for row in rows], kind.controls[0]
+  scores = np.full(len(rows), np.nan)
+  scores[whole] = kind.nearness(found[whole], truth[whole])
   return [
     {
       'setting': name,
       'trial': row['trial'],
-      'psnr': None if np.isnan(value) else float(value),
+      kind.score: None if np.isnan(value) else float(value),
       'recovered': row['success'],
       'by': adaptive,
-      'control_psnr': row['control_psnr'],
+      bound: row[bound],
       'verdict': row['verdict'],
-      'upload_psnr': row['psnr'],
+      f'upload_{kind.score}': row[kind.score],
     }
-    for row, value in zip(rows, psnr, strict=True)
-  ], images[0]
+    for row, value in zip(rows, scores, strict=True)
+  ], found[0]
 
 
-def _strength(rows: Sequence[dict]) -> tuple[int, float]:
-  """Returns what orders attackers: uploads recovered, then the mean PSNR."""
-  finite = [row['psnr'] for row in rows if row['psnr'] is not None]
+def _strength(score: str, rows: Sequence[dict]) -> tuple[int, float]:
+  """Returns what orders attackers: uploads recovered, then the mean score."""
+  finite = [row[score] for row in rows if row[score] is not None]
   return sum(row['success'] for row in rows), float(np.mean(finite)) if finite else -math.inf
 
 

@@ -10,6 +10,7 @@ from gradleak.core import errors
 from gradleak.core.settings import setting
 from gradleak.defenses.defense import Defense, as_defense
 from gradleak.federated import ClientSettings
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 
 LABORATORY, PRODUCTION = 'laboratory', 'production'
@@ -35,11 +36,11 @@ class SensitivitySettings:
   """How the settings are attacked; each is an argument of `sensitivity` and a flag of launch/sensitivity.py."""
 
   trials: int = setting(8, 'Uploads that are attacked in each setting.', **_ATTACKS, **_COUNT)
-  batch_size: int = setting(4, 'Images behind an upload in production.', **_ATTACKS, **_COUNT)
+  batch_size: int = setting(4, 'Samples behind an upload in production.', **_ATTACKS, **_COUNT)
   steps: int = setting(300, 'Steps of an attack that does not set its own.', **_ATTACKS, **_COUNT)
   controls: int = setting(16, 'Null-gradient runs per setting that define success.', **_ATTACKS, **_COUNT)
-  training_rounds: int = setting(150, 'Rounds of training on the public images.', **_TRAINING, **_COUNT)
-  training_clients: int = setting(5, 'Clients that share the public images.', **_TRAINING, **_COUNT)
+  training_rounds: int = setting(150, 'Rounds of training on the public samples.', **_TRAINING, **_COUNT)
+  training_clients: int = setting(5, 'Clients that share the public samples.', **_TRAINING, **_COUNT)
   training_rate: float = setting(1e-3, 'Learning rate of their Adam.', **_TRAINING, low=1e-12, finite=True)
 
 
@@ -52,7 +53,7 @@ class Setting(NamedTuple):
     attack: the `AttackMethod`.
     defense: the client's.
     wide: whether all weights are drawn from U(−0.5, 0.5), in place of the model's own initialisation.
-    trained: whether the model is trained on the public images before.
+    trained: whether the model is trained on the public samples before.
   """
 
   client: ClientSettings
@@ -93,6 +94,7 @@ def assumptions(
   public: Any = None,
   batch_norm: bool = False,
   given: bool = False,
+  modality: Modality = IMAGES,
 ) -> list[Assumption]:
   """Returns the assumptions of published attacks, in the order in which they are dropped.
 
@@ -105,43 +107,53 @@ def assumptions(
     public: (samples, targets) that the model is trained on, or None.
     batch_norm: whether the model has BatchNorm.
     given: whether the weights of production were given.
+    modality: what the samples are; attacks on images alone were published with weights that are drawn so widely.
   """
-  rule = '' if attack(client.client(PROBE, num_classes)).labels != 'unused' else 'the attack needs no labels'
-  model = _of_model(attack, settings, rule, _untrainable(public, given), given)
+  probe = client.client(PROBE, num_classes)
+  rule = 'the samples give their own targets' if probe.loss.own else ''
+  rule = 'the attack needs no labels' if unlabelled(attack, client, num_classes, modality) else rule
+  model = _of_model(attack, settings, rule, _untrainable(public, given, modality), given, modality)
   return [*model, *_of_training(client, attack, settings), *_of_client(client, batch_norm, defense)]
 
 
+def unlabelled(attack: AttackMethod, client: ClientSettings, num_classes: int, modality: Modality) -> bool:
+  """Returns whether an attack on such a client needs no labels."""
+  return attack(dataclasses.replace(client.client(PROBE, num_classes), modality=modality)).labels == 'unused'
+
+
 def _of_model(
-  attack: AttackMethod, settings: SensitivitySettings, rule: str, untrainable: str, given: bool
+  attack: AttackMethod, settings: SensitivitySettings, rule: str, untrainable: str, given: bool, modality: Modality
 ) -> list[Assumption]:
   """Returns the assumptions on the model, the labels and the size of the batch."""
+  one, several = modality.noun
+  wide = Assumption(
+    'initialisation',
+    f'All weights are drawn from U(−{WIDTH}, {WIDTH}), as in DLG.',
+    'The weights are those that were given.' if given else 'The model has its own initialisation.',
+    lambda setting: setting._replace(wide=False),
+  )
   return [
-    Assumption(
-      'initialisation',
-      f'All weights are drawn from U(−{WIDTH}, {WIDTH}), as in DLG.',
-      'The weights are those that were given.' if given else 'The model has its own initialisation.',
-      lambda one: one._replace(wide=False),
-    ),
+    *([wide] if modality is IMAGES else []),
     Assumption(
       TRAINING,
       'The model is untrained.',
-      f'It was trained on public images for {settings.training_rounds} rounds.',
-      lambda one: one._replace(trained=True),
+      f'It was trained on public {several} for {settings.training_rounds} rounds.',
+      lambda setting: setting._replace(trained=True),
       skipped=untrainable,
     ),
     Assumption(
       'labels',
       'The attacker is given the labels.',
       f'It infers them from the update, by the rule {attack.label_rule!r}.',
-      lambda one: one._replace(audit=dataclasses.replace(one.audit, labels='inferred')),
+      lambda setting: setting._replace(audit=dataclasses.replace(setting.audit, labels='inferred')),
       skipped=rule,
     ),
     Assumption(
       'batch',
-      'An upload is of one image.',
-      f'It is of {settings.batch_size} images.',
-      lambda one: one._replace(audit=dataclasses.replace(one.audit, batch_size=settings.batch_size)),
-      skipped='' if settings.batch_size > 1 else 'an upload is of one image in production, too',
+      f'An upload is of one {one}.',
+      f'It is of {settings.batch_size} {several}.',
+      lambda setting: setting._replace(audit=dataclasses.replace(setting.audit, batch_size=settings.batch_size)),
+      skipped='' if settings.batch_size > 1 else f'an upload is of one {one} in production, too',
     ),
   ]
 
@@ -214,10 +226,10 @@ def _count(number: int, what: str) -> str:
   return f'{number} {what}' if number == 1 else f'{number} {what}s'
 
 
-def _untrainable(public: Any, given: bool) -> str:
+def _untrainable(public: Any, given: bool, modality: Modality) -> str:
   if given:
     return 'the weights of production were given: what they were trained on is not known'
-  return '' if public is not None else 'there are no public images to train on'
+  return '' if public is not None else f'there are no public {modality.noun[1]} to train on'
 
 
 def _unmatched(attack: AttackMethod, gradient: bool) -> str:

@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak import metrics
+from gradleak.modalities import Modality, of_config
 from gradleak.studies.sensitivity.assumptions import TRAINING, Assumption, named, without
-
-CLEAR = 30.0  # dB: eight grey levels of 255; what is clearer is no larger leak, and is not counted as one
-MARGIN = 3.0  # dB: half of the squared error; a smaller effect on the PSNR is none
 
 
 class Effect(NamedTuple):
@@ -17,32 +15,34 @@ class Effect(NamedTuple):
 
   Attributes:
     laboratory, production: the names of the two settings.
-    psnr, low, high: mean difference of the PSNR, laboratory − production, and its 95 % interval, dB; PSNR above `CLEAR`
-      counts as `CLEAR`. NaN where too few trials are finite.
-    recovered: the numbers of images recovered, (laboratory, production).
+    score, low, high: mean difference of the score, laboratory − production, and its 95 % interval, of images in dB; a
+      score beyond `Modality.clear` counts as that. NaN where too few trials are finite.
+    recovered: the numbers of samples recovered, (laboratory, production).
     recovered_low, recovered_high: 95 % interval of the difference of the fractions recovered.
     n: trials.
+    least: the least difference of the score that is one, `Modality.effect`.
   """
 
   laboratory: str
   production: str
-  psnr: float
+  score: float
   low: float
   high: float
   recovered: tuple[int, int]
   recovered_low: float
   recovered_high: float
   n: int
+  least: float
 
   @property
   def shown(self) -> bool:
-    """Whether the leak is larger in the laboratory: more is recovered, or what is recovered is clearer by `MARGIN`."""
-    return self.recovered_low > 0 or (self.low > 0 and self.psnr >= MARGIN and self.recovered[0] > 0)
+    """Whether the leak is larger in the laboratory: more is recovered, or what is recovered is clearer by `least`."""
+    return self.recovered_low > 0 or (self.low > 0 and self.score >= self.least and self.recovered[0] > 0)
 
   @property
   def excluded(self) -> bool:
-    """Whether the intervals exclude that the leak is larger by `MARGIN`, or by half of the images."""
-    return self.high < MARGIN and self.recovered_high < 0.5
+    """Whether the intervals exclude that the leak is larger by `least`, or by half of the samples."""
+    return self.high < self.least and self.recovered_high < 0.5
 
 
 class Judgement(NamedTuple):
@@ -71,14 +71,15 @@ class Sensitivity(NamedTuple):
     config: the settings, plain JSON.
     assumptions: in the order in which they are dropped, the skipped ones among them.
     steps: {name of a setting: names of the assumptions that are dropped in it}, the laboratory first.
-    rows: one dict per setting and trial, plain JSON: 'setting', 'trial', 'psnr' (dB, of the image that all settings
-      share; None where it diverged), 'recovered' (of the upload, as in the audit), 'by' (the adaptive attack of the
-      strongest attacker, None for the non-adaptive one), 'control_psnr' (dB), and of the upload 'verdict' and
-      'upload_psnr'.
-    examples: {name of a setting: what is reconstructed of the first trial's image, [H, W, C]}.
-    truth: that image.
+    rows: one dict per setting and trial, plain JSON: 'setting', 'trial', the score of the sample that all settings
+      share (of images 'psnr', in dB; None where it diverged), 'recovered' (of the upload, as in the audit), 'by' (the
+      adaptive attack of the strongest attacker, None for the non-adaptive one), the control's, as 'control_psnr', and
+      of the upload 'verdict' and its score, as 'upload_psnr'.
+    examples: {name of a setting: what is reconstructed of the first trial's sample, of an image [H, W, C]}.
+    truth: that sample.
     accuracy: {initialisation, 'U(−0.5, 0.5)' or 'own': {'trained', 'untrained', 'guessing'}}: fractions of the public
-      images held out that are classified correctly; guessing is the most frequent class. Empty without training.
+      samples held out that are classified correctly; guessing is the most frequent class. Empty without training, and
+      for a loss of which there is no accuracy.
     audits: {name of a setting: the folder of its audit, relative to the work directory}.
     methods: what is known of attack, defense and model, see `AuditResult.methods`.
     seconds: wall time of all audits and trainings.
@@ -94,6 +95,11 @@ class Sensitivity(NamedTuple):
   audits: dict[str, str]
   methods: dict[str, Any]
   seconds: float
+
+  @property
+  def modality(self) -> Modality:
+    """What the samples are."""
+    return of_config(self.config)
 
   @property
   def waterfall(self) -> list[str]:
@@ -118,7 +124,7 @@ def judged(found: Sensitivity) -> list[Judgement]:
     alone = effect(found, named(one.needs, names), named((*one.needs, one.name), names))
     restored = effect(found, named(without(one, used), names), named(names, names))
     verdict = _verdict(alone, restored)
-    if one.name == TRAINING and verdict == 'does not protect' and untrained(found):
+    if one.name == TRAINING and verdict == 'does not protect' and not trains(found):
       verdict = 'not shown'
     result.append(Judgement(one, verdict, alone, restored))
   return result
@@ -127,6 +133,11 @@ def judged(found: Sensitivity) -> list[Judgement]:
 def untrained(found: Sensitivity) -> list[str]:
   """Returns the initialisations from which the training does not beat guessing, names of `Sensitivity.accuracy`."""
   return [origin for origin, one in found.accuracy.items() if one['trained'] <= one['guessing']]
+
+
+def trains(found: Sensitivity) -> bool:
+  """Returns whether the training is known to have trained: by its accuracy, from each initialisation."""
+  return bool(found.accuracy) and not untrained(found)
 
 
 def _verdict(alone: Effect, restored: Effect) -> str:
@@ -139,10 +150,11 @@ def _verdict(alone: Effect, restored: Effect) -> str:
 
 def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
   """Returns the `Effect` between two settings, named as in `Sensitivity.steps`."""
-  rows = found.of(laboratory), found.of(production)
-  psnr = [np.array([math.nan if row['psnr'] is None else min(row['psnr'], CLEAR) for row in side]) for side in rows]
+  rows, kind = (found.of(laboratory), found.of(production)), found.modality
+  values = [[row[kind.score] for row in side] for side in rows]
+  scores = [np.array([math.nan if one is None else min(one, kind.clear) for one in side]) for side in values]
   recovered = [np.array([row['recovered'] for row in side], float) for side in rows]
-  differences = psnr[0] - psnr[1]
+  differences = scores[0] - scores[1]
   few = np.isfinite(differences).sum() < 3  # Student's interval of two is 12.7 standard errors wide
   mean, low, high = metrics.mean_interval(differences)
   recovered_low, recovered_high = _paired(*recovered)
@@ -158,6 +170,7 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
     recovered_low,
     recovered_high,
     len(differences),
+    kind.effect,
   )
 
 
