@@ -85,7 +85,7 @@ def scenario(
     if given.present('rounds_before'):
       raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
     rounds = 0
-  variables = given.variables(model, dataset.samples.shape[1:], public, 'public')
+  variables = given.variables(model, dataset, public, 'public')
   built = gl.scenario(
     model,
     dataset.samples,

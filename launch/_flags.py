@@ -280,12 +280,12 @@ class Flags:
       if self.present(name):
         raise errors.UsageError(f'--{name} is for {what}')
 
-  def variables(self, model: Any, sample_shape: tuple[int, ...], samples: tuple | None, kind: str) -> dict | None:
-    """Returns the variables in the file of --weights, None without one, and says what accuracy they have.
+  def variables(self, model: Any, dataset: Any, samples: tuple | None, kind: str) -> dict | None:
+    """Returns the variables in the file of --weights, None without one, and says how often they decide rightly.
 
     Args:
       model: the `Model` whose weights they are.
-      sample_shape: (H, W, C).
+      dataset: what it is for.
       samples: (samples, targets) on which the accuracy is measured, or None.
       kind: what these are called.
 
@@ -294,16 +294,19 @@ class Flags:
     """
     import gradleak as gl
     from gradleak.core import errors
-    from gradleak.federated.simulation import accuracy
+    from gradleak.federated.simulation import judged
 
     if not self.weights:
       return None
     if self.present('init'):
       raise errors.UsageError('--weights are those of a file, and --init says how weights are drawn: give one of them')
-    variables = gl.read_weights(self.weights, model, sample_shape)
-    if samples is not None:
-      share, _ = accuracy(model, variables, *samples)
-      _program.say(f'accuracy with the weights of {self.weights}: {share:.1%}, of {len(samples[0]):,} {kind} images')
+    variables = gl.read_weights(self.weights, model, dataset.samples.shape[1:])
+    modality = gl.modalities.of_config(dataset.settings)
+    client = dataclasses.replace(self.client().client(model, self.outputs(dataset)), modality=modality)
+    if samples is not None and client.loss.targets.decide is not None:
+      decided, right, _ = judged(client, variables, *samples)
+      of = f'{len(samples[0]):,} {kind} {modality.noun[1]}'
+      _program.say(f'accuracy with the weights of {self.weights}: {(decided == right).mean():.1%}, of {of}')
     return variables
 
   def weights_described(self) -> dict[str, str]:

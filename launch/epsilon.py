@@ -39,7 +39,7 @@ def main(argv):
   _GIVEN.fit(data, keep=('defenses',))
   key = jax.random.key(_GIVEN.seed)
   model = _GIVEN.network(_GIVEN.outputs(data), data.samples.shape[1:])
-  variables = _GIVEN.variables(model, data.samples.shape[1:], (data.samples, data.targets), 'private')
+  variables = _GIVEN.variables(model, data, (data.samples, data.targets), 'private')
   scenario = gl.scenario(
     model,
     data.samples,

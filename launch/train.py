@@ -69,7 +69,7 @@ def main(argv):
   samples, targets = dataset.samples[:kept], dataset.targets[:kept]
   keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), dataset.samples.shape[1:]
   model = _GIVEN.network(_GIVEN.outputs(dataset), shape)
-  variables = _GIVEN.variables(model, shape, (test.samples, test.targets), 'test')
+  variables = _GIVEN.variables(model, dataset, (test.samples, test.targets), 'test')
   scenario = gl.scenario(
     model,
     samples,

@@ -9,8 +9,9 @@ import pytest
 
 import gradleak as gl
 from gradleak.audit import schema
+from gradleak.core import trees
 from gradleak.modalities import IMAGES, of_config, of_rows
-from tests import texts
+from tests import programs, texts
 from tests.circle import said_of_images
 
 TAG = gl.attacks.tag(steps=120, decay='cosine')
@@ -156,3 +157,16 @@ def test_accuracy_of_tokens_is_counted_by_hand(scenario):
   logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   own = np.take_along_axis(logs[:, :-1], images[:, 1:, np.newaxis], -1)[..., 0]
   assert loss == pytest.approx(-own[counted].mean(), rel=1e-5)
+
+
+def test_weights_of_a_file_are_judged_by_the_tokens_that_they_predict(tmp_path):
+  notes = gl.data.load('notes', 'test', limit=2)
+  spec = 'gpt(width=8,layers=1,heads=1)'
+  model = gl.models.create(spec, notes.known['vocabulary'], known={**notes.known, 'head': 'next'})
+  params = model.init(jax.random.key(0), notes.samples.shape[1:])['params']
+  entries = {'.'.join(trees.path_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+  np.savez(tmp_path / 'mine.npz', **entries)
+  flags = ('--dataset=notes', f'--model={spec}', f'--weights={tmp_path}/mine.npz', '--public=8', '--trials=1')
+  done = programs.start('audit', *flags, '--defenses=instahide', f'--workdir={tmp_path}/new')
+  assert done.status == 2 and 'instahide' in done.err  # it mixes images
+  assert 'mine.npz: ' in done.err and '%, of 8 public texts' in done.err

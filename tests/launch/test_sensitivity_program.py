@@ -22,5 +22,5 @@ def test_the_faces(tmp_path):
   recovered = {name: sum(r['recovered'] for r in rows if r['setting'] == name) for name in {r['setting'] for r in rows}}
   assert recovered['laboratory'] == 8 > recovered['production']
   page = (tmp_path / 'new' / 'sensitivity.html').read_text('utf-8')
-  assert 'In the laboratory setting 8 of 8 images are recovered' in page
+  assert 'In the laboratory setting 8 of 8 uploads give images away' in page
   assert f'in production {recovered["production"]} of 8' in re.sub(r'\s+', ' ', page)

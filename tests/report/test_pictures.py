@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gradleak.report import data_uri, grid, pictures
+from gradleak.report import data_uri, figures, grid, pictures
 from gradleak.summary import cases
 
 
@@ -173,3 +173,15 @@ def test_grid_takes_names_literally(result):
     reconstructions={(attack, name): images for (attack, _), images in result.reconstructions.items()},
   )
   assert Image.open(io.BytesIO(grid(result))).format == 'PNG'
+
+
+@pytest.mark.parametrize('scale', ['log', 'symlog'])
+def test_powers_of_ten_are_written_as_numbers(scale):
+  """Formulas are not set, so that a defense may be called what it likes: their source would stand at the axis."""
+  with figures.figure(3, 2) as (figure, png):
+    axes = figure.add_subplot()
+    axes.plot([0.01, 1, 100], [0, 1, 2])
+    axes.set_xscale(scale)
+    png()
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+  assert '100' in labels and not any('$' in label for label in labels)
