@@ -144,6 +144,7 @@ def test_which_assumption_protects_points(tmp_path):
   settings = gl.SensitivitySettings(batch_size=2)
   listed = assumptions(gl.ClientSettings(), RECOVERS, settings, modality=circle.CIRCLE)
   (one,) = (one for one in listed if one.name == 'batch')
+  assert 'initialisation' not in [each.name for each in listed], 'attacks on points were not published with it'
   found = gl.sensitivity(
     jax.random.key(1), scenario, attack=RECOVERS, chosen=[one], workdir=tmp_path, progress='none', **given
   )

@@ -22,9 +22,9 @@ from tests.attackers import divide
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
 
-def linear():
+def linear(outputs=10):
   return gl.models.from_functions(
-    lambda key, _: {'kernel': 0.3 * jax.random.normal(key, (64, 10)), 'bias': jax.numpy.zeros(10)},
+    lambda key, _: {'kernel': 0.3 * jax.random.normal(key, (64, outputs)), 'bias': jax.numpy.zeros(outputs)},
     lambda params, images: images.reshape(-1, 64) @ params['kernel'] + params['bias'].reshape(1, -1),
     'linear',
   )
@@ -98,6 +98,11 @@ def test_a_clearer_picture_of_what_is_clear_is_no_larger_leak():
   assert effect(found, LABORATORY, PRODUCTION).score == 0
 
 
+def test_a_picture_that_is_hardly_clearer_is_no_larger_leak():
+  found = made(['batch'], lambda dropped: list((18 if dropped else 20) + NOISE / 10))
+  assert verdicts(found) == {'batch': 'does not protect'} and effect(found, LABORATORY, PRODUCTION).low > 1.9
+
+
 def test_a_higher_psnr_of_what_nobody_recovers_is_no_protection():
   found = made(['batch', 'labels'], lambda dropped: list((25, 9, 9, 5)[len(dropped) + ('labels' in dropped)] + NOISE))
   assert verdicts(found)['labels'] == 'others hold'
@@ -109,6 +114,7 @@ def test_a_training_that_did_not_train_does_not_count():
   poor, good = ({'own': {'trained': value, 'untrained': 0.3, 'guessing': 0.5}} for value in (0.4, 0.9))
   assert verdicts(found._replace(accuracy=poor)) == {'training': 'not shown'}
   assert verdicts(found._replace(accuracy=good)) == {'training': 'does not protect'}
+  assert verdicts(found) == {'training': 'not shown'}, 'nothing says that it trained'
 
 
 def test_diverged_trials_have_no_psnr_and_are_not_recovered():
@@ -216,6 +222,18 @@ def test_what_is_no_scenario_is_refused(call, production):
   ):
     with pytest.raises(gl.UsageError, match=message):
       call[0](scenario=scenario)
+
+
+def test_the_training_is_by_the_loss_of_the_client(call, tmp_path):
+  digits = gl.data.load('digits', 'train', limit=30)
+  values = (digits.targets / 9).astype(np.float32)
+  public = digits.samples[:16], values[:16]
+  scenario = gl.scenario(
+    linear(1), digits.samples[20:26], values[20:26], key=jax.random.key(2), public=public,
+    loss=gl.losses.mean_squared_error(),
+  )  # fmt: skip
+  found = call[0](scenario=scenario, workdir=tmp_path, chosen=standard('training'))
+  assert found.accuracy == {} and verdicts(found) == {'training': 'not shown'}
 
 
 @pytest.mark.slow

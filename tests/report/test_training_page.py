@@ -213,6 +213,7 @@ def test_an_undefended_model_at_chance_states_no_cost():
   """The terminal said "topk +76.1 (75.3 to 77.0)" of an undefended model that knows one class."""
   trainings = {'none': trained(0.1, **MEASURED | {'predicted_classes': 1}), 'topk': trained(0.861, **MEASURED)}
   found = report.entries(trainings)
+  assert 'rouge1' in report.entries(trainings, config={'modality': 'text'})[0]
   none, topk = csv.DictReader(report.frontier_csv(found).splitlines())
   assert none['at_chance'] == 'it predicts one class for all 10,000 test samples' and topk['at_chance'] == ''
   assert topk['points'] == topk['points_low'] == topk['points_high'] == '' and topk['majority_share'] == '0.1'
