@@ -18,7 +18,7 @@ BOXED_NOISE = (
 DESCENT = 'Our L-BFGS rejects a step that does not descend: we trust the stronger attack.'
 WINDOW = (
   'The paper does not state the window of its SSIM. On the images of table 1 (MNIST), a window of 3×3 pixels in place '
-  'of our Gaussian one of 11×11 gives about the paper’s figures (BUILD.md).'
+  'of our Gaussian one of 11×11 gives about the paper’s figures (docs/measurements.md).'
 )
 DROPPED = (
   'A direction of the mean delta outlasts the compensation only above the band of the noise, and of ten clients few or '

@@ -120,7 +120,7 @@ def compensation(
   A direction of the update is seen, and kept, where it exceeds about σ̂·(v·w)^¼ (in the norm of its part of C). All
   others are dropped with the noise.
 
-  It cost accuracy wherever it was tried (BUILD.md has the figures); memory made up for that by letting the noise
+  It cost accuracy wherever it was tried (figures in docs/measurements.md); memory made up for that by letting the noise
   through later. There are two reasons. The mean update soon has hardly a direction above the noise. Also, a client's
   noise covers whole slices, so that with 10 clients its variance differs between columns. Then 3 to 8 directions above
   the band are pure noise.

@@ -287,7 +287,7 @@ def trap_weights(
 def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Server:
   """The server that sets the first dense layer to trap weights, and the convolutions in front to pass the image on.
 
-  Which signs are stronger depends on data and scale; BUILD.md has figures.
+  Which signs are stronger depends on data and scale; docs/measurements.md has figures.
 
   'soliton_data' and 'qbi' take quantiles over the public images of the scenario. The key draws the weights. They have
   the standard deviation of those that they replace, so that the scale of the layer's output changes little; 0.5 is
