@@ -11,6 +11,7 @@ import gradleak as gl
 from gradleak import report
 from gradleak.attacks.matching.distances import cosine
 from gradleak.core import trees
+from gradleak.data import tables
 from gradleak.modalities import of_config
 from gradleak.models import token_weights
 from gradleak.report import marked, words
@@ -227,3 +228,136 @@ def test_the_program_takes_the_columns_or_the_tokens_of_a_dataset(name, rows, no
   assert expected in done.out
   refused = programs.start('attack', *files, *own, *common, '--sample_shape=11')
   assert refused.status == 2 and '--sample_shape is that of the samples of --dataset' in refused.err
+
+
+def changed(case, **fields):
+  """Returns the modality of a table whose columns are changed: name -> fields of a `Field`, None for its last place."""
+  schema = tables.from_json(case.private.settings['schema'])
+  made = [field._replace(**(fields.get(field.name) or {})) for field in schema.fields]
+  last = [name for name, new in fields.items() if new is None]
+  made.sort(key=lambda field: field.name in last)
+  return of_config({'modality': 'table', 'schema': schema._replace(fields=tuple(made)).to_json()})
+
+
+@pytest.mark.parametrize(
+  ('fields', 'said'),
+  [
+    ({}, ''),
+    ({'sex': None}, r'row.* by which peeling explains the update do not fit .*: (.*, )?sex has .* where 0 or 1 stands'),
+    ({'LDL': None}, r'blood sugar has 97\.8 where whole numbers are known'),
+    ({'age': {'mean': 500.0}}, r'age has 499 where 19 to 79 are known'),
+    ({'age': {'kind': 'ordinal', 'levels': ('30', '50', '70'), 'median': 40.0}}, r'age has 48 between its levels'),
+  ],
+)
+def test_rows_that_do_not_fit_the_columns_are_told(rows, fields, said):
+  found = rows.attack(rows.of(1), attacks=[gl.attacks.peeling()], modality=changed(rows, **fields))
+  assert found.inversions[0].mismatch < 1e-9
+  told = [one for one in found.warnings if 'do not fit their description' in one]
+  assert len(told) == bool(said) and all(re.search(said, one) for one in told)
+  assert all(one in report.captured_table(found) for one in told)
+
+
+def test_pixels_beyond_their_range_are_told():
+  data = gl.data.load('digits', limit=1)
+  model = gl.models.mlp(10, widths=64)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+
+  def warned(images):
+    client = gl.ClientSettings().client(model, 10)
+    update = client.local_update(None, variables, images, data.targets).update
+    options = {'attacks': [gl.attacks.fidel()], 'sample_shape': (8, 8, 1), 'controls': 1, 'progress': 'none'}
+    return gl.attack(jax.random.key(1), model, variables, update, **options).warnings
+
+  (told,) = warned((data.samples - 0.3) / 0.3)
+  assert 'pixels from -1 to 2.3 where 0 to 1 are known' in told
+  assert not any('fit their description' in one for one in warned(data.samples))
+
+
+def test_a_truth_that_does_not_explain_the_update_is_told(rows, notes):
+  def warned(case, update, truth, **options):
+    attack = gl.attacks.span() if case is notes else gl.attacks.peeling()
+    found = case.attack(update, attacks=[attack], controls=1, truth=truth, **options)
+    return found.inversions[0].at_truth, [one for one in found.warnings if 'The truth would cause another' in one]
+
+  for case in (rows, notes):
+    samples, targets = case.truth(3)
+    apart, told = warned(case, case.of(3), (samples[::-1], targets[::-1]))  # their order is not known
+    assert apart < 1e-6 and not told
+    for wrong in (case.truth(2), (samples[[0, 1, 1]], targets)):
+      apart, told = warned(case, case.of(3), wrong)
+      assert apart > 1e-3 and f'its mismatch is {apart:.2g}' in told[0]
+    noisy = jax.tree.map(lambda x: x + np.float32(0.1) * np.sign(x), case.of(3))
+    assert warned(case, noisy, case.truth(3))[1] and not warned(case, noisy, case.truth(3), defense='clip(norm=1)')[1]
+  samples, targets = rows.truth(1)
+  assert warned(rows, rows.of(1), (samples, 1 - targets))[1]
+  other = Case(rows.private, rows.model, 2)
+  other.variables = rows.model.init(jax.random.key(9), rows.shape)
+  assert warned(other, rows.of(1), rows.truth(1))[1] and not warned(other, other.of(1), rows.truth(1))[1]
+
+
+def test_a_private_number_beyond_the_known_ones_is_no_other_one(rows):
+  """The columns know ages up to 79; a private one of 95 is found as 95, and 79 in its place is wrong."""
+  kind, samples = rows.kind, rows.private.samples[:1].copy()
+  (field,) = [one for one in tables.from_json(rows.private.settings['schema']).fields if one.name == 'age']
+  samples[0, 0] = (95 - field.mean) / field.std
+  update = rows.update(samples, rows.private.targets[:1])
+  found = rows.attack(update, attacks=[gl.attacks.fidel()], truth=(samples, rows.private.targets[:1]))
+  assert found.rows[0]['verdict'] == 'exact' and found.rows[0]['cells_exact'] == 1
+  page = report.render_captured(found)
+  assert page.count('>95<') == 2 and '>79<' not in page
+  clipped = samples.copy()
+  clipped[0, 0] = (79 - field.mean) / field.std
+  labels = np.zeros(1, np.int32)
+  assert kind.evaluate(clipped, samples, labels, labels)['cells'] == 0.9
+  assert kind.nearness(clipped, samples) == [0.9] and kind.marked(clipped[0], samples[0])[0] == (
+    '79',
+    False,
+    'age',
+    None,
+  )
+  between = samples.copy()
+  between[0, 0] = (47.5 - field.mean) / field.std
+  assert kind.evaluate(between, between, labels, labels)['cells_exact'] == 1
+  whole = between.copy()
+  whole[0, 0] = (48 - field.mean) / field.std
+  assert kind.evaluate(whole, between, labels, labels)['cells_exact'] == 0.9
+
+
+def test_an_ordinal_number_between_levels_is_no_row():
+  private = gl.data.table({'stage': np.arange(40) % 4, 'size': np.linspace(0, 1, 40)}, np.arange(40) % 2)
+  kind = of_config(private.settings)
+  kind.check(private.samples)
+  wrong = private.samples.copy()
+  wrong[2, 0] += 0.2
+  with pytest.raises(gl.UsageError, match=r"row 2 has .* in the column 'stage', expected the number of one of its lev"):
+    kind.check(wrong)
+
+
+def test_texts_that_a_batch_holds_twice_are_found_twice(notes):
+  for place in range(3):
+    twice = np.stack([notes.private.samples[place]] * 2)
+    targets = np.repeat(notes.private.targets[place], 2)
+    found = notes.attack(notes.update(twice, targets), attacks=[gl.attacks.span()], truth=(twice, targets), controls=1)
+    assert found.rows[0]['verdict'] == 'exact' and found.rows[0]['token_accuracy'] == 1
+    assert found.inversions[0].mismatch < 1e-9
+
+
+def test_texts_that_are_longer_than_said_are_told(notes):
+  found = notes.attack(notes.of(1), attacks=[gl.attacks.span()], sample_shape=(6,), controls=1)
+  told = [one for one in found.warnings if 'moves the embedding of position 9' in one]
+  assert len(told) == 1 and 'sample_shape=(10,) has room for all' in told[0]
+  found = notes.attack(notes.of(1), attacks=[gl.attacks.span()], controls=1)
+  assert not any('position' in one for one in found.warnings)
+
+
+def test_samples_of_another_size_or_tokeniser_are_refused(rows, notes):
+  with pytest.raises(gl.UsageError, match=r'the variables do not fit the model .* \(12,\)'):
+    rows.attack(rows.of(1), sample_shape=(12,))
+  own = gl.data.load('notes', 'test', limit=2, tokeniser='bytes', length=10)
+  with pytest.raises(gl.UsageError, match=r'next_token predicts one of 258 tokens at 10 places, .* another tokeniser'):
+    notes.attack(notes.of(1), modality=of_config(own.settings))
+  small = gl.models.gpt(5, vocabulary=60, padding=0, length=10, width=16, layers=1, heads=2, head='mean')
+  with pytest.raises(
+    gl.UsageError, match=r'the texts have the token \d+, and .* embeds 60: it is of another tokeniser'
+  ):
+    gl.scenario(small, own.samples, own.targets, key=jax.random.key(0), modality=of_config(own.settings))

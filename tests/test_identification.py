@@ -17,7 +17,7 @@ from gradleak.core import storage
 from gradleak.defenses.defense import bind
 from gradleak.modalities import images as images_of
 from gradleak.studies import identification
-from tests import programs
+from tests import programs, texts
 
 D = gl.defenses
 
@@ -410,6 +410,31 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
 def test_what_cannot_be_run_is_refused(scenario, arguments, message):
   with pytest.raises(gl.UsageError, match=message):
     identify(scenario, [None], **arguments)
+
+
+def test_texts_that_predict_their_own_tokens_are_found_without_labels():
+  """Each candidate is its own target: the gallery has no labels, and nothing is tried in their place."""
+  scenario = texts.scenario(number=40)
+  bare = scenario._replace(gallery=scenario.gallery._replace(targets=np.full(len(scenario.gallery.targets), -1)))
+  defenses = [None, D.gaussian(stddev=1e-3), D.gaussian(stddev=100)]
+  found = gl.identify(jax.random.key(1), bare, defenses, 6, copies='exact,one token', progress='none')
+  for copies in ('exact', 'one token'):
+    assert [found.identified(label, copies=copies)[0] for label in ('none', 'gaussian(stddev=0.001)')] == [6, 6]
+    assert found.identified('gaussian(stddev=100)', copies=copies)[0] < 3
+  other = gl.identify(jax.random.key(1), bare, [None], 6, labels='unknown', progress='none')
+  assert other.config['labels'] == 'known' and other.identified('none') == (6, 6)
+  of_two = gl.identify(jax.random.key(1), bare, [None], 3, batch_size=2, progress='none')
+  assert of_two.identified('none') == (6, 6)
+
+
+@pytest.mark.parametrize('loss', ['binary_cross_entropy', 'mean_squared_error'])
+def test_targets_that_a_gallery_has_not_are_refused(loss):
+  data = gl.data.load('diabetes', 'test', limit=4)
+  kind, targets = gl.modalities.of_config(data.settings), np.asarray(data.targets, np.float32)[:, np.newaxis]
+  model = gl.models.mlp(1, widths=8)
+  made = gl.scenario(model, data.samples, targets, key=jax.random.key(0), modality=kind, loss=loss)
+  with pytest.raises(gl.UsageError, match='identification is for classes'):
+    gl.identify(jax.random.key(1), made, [None], 2, progress='none')
 
 
 def test_the_first_sentence_follows_from_the_counts(scenario):

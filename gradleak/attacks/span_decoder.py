@@ -272,9 +272,29 @@ def chosen(span: Span, found: list[Prefix], most: int) -> list[Prefix]:
   for size in (1, 2):
     if size == 1 or span.left(spanned(taken)) > 1 + math.sqrt(2 / span.outputs / len(span.basis)):
       taken = _exchanged(span, found, rows, taken, size, spanned)
+  taken = _shortened(span, found, rows, taken, spanned)
   gains = [span.needed(span.gain(rows[i], spanned(j for j in taken if j != i)), len(rows[i])) for i in taken]
   order = np.argsort(-np.asarray(gains), kind='stable')
   return [found[taken[i]] for i in order if gains[i] > subspace.DEVIATIONS]
+
+
+def _shortened(
+  span: Span, found: list[Prefix], rows: list[np.ndarray], taken: list[int], spanned: Callable[[Iterable[int]], Any]
+) -> list[int]:
+  """Returns the places of sequences; one whose last tokens explain no more than chance gives way to its beginning.
+
+  Where a batch holds a sequence more than once, its longer forms with a wrong token meet no others.
+  """
+  kept = list(taken)
+  for place, i in enumerate(taken):
+    beginnings = [j for j, one in enumerate(found) if one.tokens == found[i].tokens[: len(one.tokens)] and j != i]
+    for j in sorted(beginnings, key=lambda j: len(rows[j])):
+      given = spanned([*kept[:place], *kept[place + 1 :], j])
+      more = rows[i][len(rows[j]) :]
+      if span.needed(span.gain(more, given), len(more)) <= subspace.DEVIATIONS:
+        kept[place] = j
+        break
+  return list(dict.fromkeys(kept))
 
 
 def _exchanged(

@@ -26,6 +26,8 @@ _FEW = 12  # whole numbers with at most so many values are ordinal
 _MANY = 100  # levels beyond which a text is taken for a name or a number of its own
 _ON = 0.5
 _KEPT = 2**53  # whole numbers beyond it lose digits
+_ROUNDED = 1e-5  # deviations that rounding moves a number by, at most
+_BETWEEN = 0.01  # part of a step from which on a number is none of its multiples
 _CODE = re.compile(r'[+-]?0\d')  # how a code of digits begins whose zeros count
 # A number as people write it, and programs do not: 1,5 or 1.000,00 or 12 % or $ 5.
 _WRITTEN = re.compile(r"[^\w\s]? ?\d[\d.,'\s]*[^\w\s]?")
@@ -147,7 +149,10 @@ class Schema(NamedTuple):
     found = np.zeros(self.width, np.float32)
     for field, place in zip(self.fields, self.places, strict=True):
       if field.numeric:
-        found[place.start] = (field.median - field.mean) / field.std
+        middle = field.median
+        if field.kind == ORDINAL:  # of an even number of rows it may stand between two levels
+          middle = field.values[np.argmin(np.abs(field.values - middle))]
+        found[place.start] = (middle - field.mean) / field.std
       else:
         found[place.start + int(np.argmax(field.shares))] = 1
     return found
@@ -172,6 +177,16 @@ class Schema(NamedTuple):
     rows = np.asarray(rows, np.float64)
     found = [_cell(field, rows[:, place]) for field, place in zip(self.fields, self.places, strict=True)]
     return np.stack(found, axis=1) if found else np.zeros((len(rows), 0))
+
+  def covering(self, rows: Any) -> 'Schema':
+    """Returns the schema whose numbers may be those of encoded rows [N, D]: itself, where they may be already.
+
+    Rows that it was not inferred from may have larger or smaller numbers, and some between its whole ones.
+    """
+    rows = np.asarray(rows, np.float64)
+    pairs = zip(self.fields, self.places, strict=True)
+    fields = tuple(_reaching(field, rows[:, place]) for field, place in pairs)
+    return self if fields == self.fields else self._replace(fields=fields)
 
   def certainty(self, rows: Any) -> np.ndarray:
     """Returns how sure each category of rows [N, D] is, float64 [N, F]; NaN for numbers, of which a row does not tell.
@@ -439,6 +454,21 @@ def _cell(field: Field, block: np.ndarray) -> np.ndarray:
   if field.gaps:
     found = np.where(block[:, 1] > _ON, np.inf, found)
   return np.where(known, found, np.nan)
+
+
+def _reaching(field: Field, block: np.ndarray) -> Field:
+  """Returns a column whose numbers may be those of a block [N, width]; others than continuous ones are as they are."""
+  held = np.isfinite(block).all(axis=1) & (block[:, -1] <= _ON if field.gaps else True)
+  if field.kind != CONTINUOUS or not held.any():
+    return field
+  values = block[held, 0] * field.std + field.mean
+  slack = _ROUNDED * field.std
+  low, high, step = float(values.min()), float(values.max()), field.step
+  if step and np.any(np.abs(values / step - np.rint(values / step)) * step > _BETWEEN * step + slack):
+    step = 0.0
+  return field._replace(
+    low=low if low < field.low - slack else field.low, high=high if high > field.high + slack else field.high, step=step
+  )
 
 
 def _plain(field: Field, cell: float) -> float:

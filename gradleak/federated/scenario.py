@@ -180,6 +180,7 @@ def scenario(
   client, recorded, local = _client(client, changes, model, num_classes, kind)
   check = functools.partial(client.targets, outputs=outputs)
   samples, targets = data.pair('the samples', (samples, targets), check=kind.check, check_targets=check)
+  _check_tokens(client, variables, samples, outputs)
   heads.check_client(client, variables, sample_shape)
   public = _checked_public(kind, public, sample_shape, client, check)
   classes = classes_of(targets, client)
@@ -234,6 +235,27 @@ def _checked_samples(kind: Modality, samples: Any) -> np.ndarray:
   except errors.UsageError as error:
     raise errors.UsageError(f'the samples: {error}') from error
   return np.asarray(samples)
+
+
+def _check_tokens(client: Client, variables: Mapping, samples: np.ndarray, outputs: tuple[int, ...]) -> None:
+  """Raises `UsageError` for tokens that the model does not embed, and for another vocabulary than it predicts."""
+  model, kind = client.model, client.modality
+  if not kind.integral:
+    return
+  if model.first_block is not None:
+    known = len(model.first_block.parts(variables)[0])
+    if samples.max() >= known:
+      raise errors.UsageError(
+        f'the {kind.noun[1]} have the token {samples.max()}, and {model.name!r} embeds {known}: it is of another '
+        'tokeniser'
+      )
+  if client.loss.own:
+    made = jax.eval_shape(lambda tokens: client.loss.of_samples(tokens, kind)[1], samples[:1]).shape[1:]
+    if made != outputs:
+      raise errors.UsageError(
+        f'{client.loss} predicts one of {made[-1]} tokens at {made[0]} places, and {model.name!r} has outputs of shape '
+        f'{outputs}: it is of another tokeniser or length, or has another head'
+      )
 
 
 def _checked_variables(model: Model, variables: Mapping | None, key: Any, sample_shape: tuple[int, ...]) -> Mapping:

@@ -136,6 +136,7 @@ class Modality:
     usual: the sample that is answered without any upload, from what is public; None for none.
     neutral: the shape of one sample -> a sample that says nothing, such as a grey image.
     empty: samples -> which of them are no answer, as closed forms return where they find nothing, bool [K].
+    odd: samples -> what of them no sample may have, in words; '' where all may be samples.
     stored: (an array of a file, shape of one sample) -> samples as they are kept: images also with channels first.
     shapes: (model, its variables) -> shapes of samples that are tried where none is given.
     alike: (samples [K, …], others [M, …]) -> how alike each is to each, float [K, M], at most 1; None for `nearness`.
@@ -187,6 +188,7 @@ class Modality:
   usual: Any = None
   neutral: Callable[[Sequence[int]], np.ndarray] = lambda shape: np.zeros(shape, np.float32)
   empty: Callable[[np.ndarray], np.ndarray] = lambda samples: np.all(samples == 0, axis=tuple(range(1, samples.ndim)))
+  odd: Callable[[np.ndarray], str] = lambda samples: ''
   stored: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda samples, shape: samples
   shapes: Callable[[Any, Any], Sequence[tuple[int, ...]]] = lambda model, variables: ()
   alike: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None

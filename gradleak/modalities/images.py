@@ -23,6 +23,7 @@ _UNDEFINED = 'the trial diverged, or no pair varies in both images'
 _NO_LPIPS = 'its weights were not given, or the trial diverged'
 _POSITIVE = (0, math.inf)
 _PAIRS = 16  # that a network compares at once
+_BEYOND = 0.05  # pixels that explain an update, from which on they are none
 _GREY = 0.5
 SIDES = (8, 16, 28, 32, 48, 64, 96, 128, 224)  # of squares that are tried where no shape is given
 
@@ -121,6 +122,12 @@ def stored(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   if images.shape[1:] == (channels, height, width) and images.shape[1:] != shape:
     images = images.transpose(0, 2, 3, 1)
   return images.astype(np.float32) / 255 if images.dtype == np.uint8 else images
+
+
+def odd(images: np.ndarray) -> str:
+  """Returns in words how far pixels are beyond [0, 1]; '' where none is."""
+  low, high = float(images.min()), float(images.max())
+  return f'pixels from {low:.2g} to {high:.2g} where 0 to 1 are known' if min(low, 1 - high) < -_BEYOND else ''
 
 
 def correlations(images: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -252,6 +259,7 @@ IMAGES = modality(
     nearness=metrics.psnr,
     picture=lambda image: image,
     neutral=lambda shape: np.full(shape, _GREY, np.float32),
+    odd=odd,
     stored=stored,
     shapes=lambda model, variables: [(side, side, channels) for side in SIDES for channels in (1, 3)],
     alike=correlations,

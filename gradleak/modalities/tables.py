@@ -12,7 +12,7 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.core.reuse import reusable
 from gradleak.data import check_labels
-from gradleak.data.tables import Schema, from_json
+from gradleak.data.tables import ORDINAL, Schema, from_json
 from gradleak.metrics.identification import MOST, PERCENTILE, different, firsts
 from gradleak.metrics.labels import of_matched
 from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
@@ -21,6 +21,8 @@ RIGHT = 0.319  # standard deviations: of a value that counts as right (Vero et a
 EXACT = 0.01  # standard deviations
 _PAIRS = 4096  # of different rows that calibrate the threshold
 _SLACK = 1e-3  # of an entry of a one-hot block
+_SOFT = 0.05  # of the entry of a row that explains an update, from which on it stands for nothing
+_FEW = 3  # columns in a sentence
 _FAR = 2.0  # above the largest cost of a pair
 _DIVERGED = 'the trial diverged'
 _NO_KIND = 'the table has no such column, or the trial diverged'
@@ -190,10 +192,15 @@ def check(schema: Schema, rows: Any) -> None:
     wrong |= (np.minimum(np.abs(flags), np.abs(flags - 1)) > _SLACK).any(axis=1)
     if not field.numeric:
       wrong |= np.abs(flags.sum(axis=1) - 1) > _SLACK
+    if field.kind == ORDINAL:
+      allowed = ((field.values - field.mean) / field.std)[np.newaxis]
+      near = np.abs(block[:, :1] - allowed).min(axis=1) <= _SLACK
+      wrong |= ~near & ~(flags > _SLACK).any(axis=1)
     if wrong.any():
       row = int(np.argmax(wrong))
       shown = ', '.join(f'{entry:g}' for entry in block[row])
       kind = 'one number' if field.numeric else 'a single 1 among zeros'
+      kind = 'the number of one of its levels, in deviations' if field.kind == ORDINAL else kind
       raise errors.UsageError(f'row {row} has {shown} in the column {field.name!r}, expected {kind}')
 
 
@@ -230,6 +237,7 @@ def evaluate(
     )
   labels, labels_hat = (errors.host_array(name, x) for name, x in (('labels', labels), ('labels_hat', labels_hat)))
   check_labels(labels, len(truth))
+  schema = schema.covering(truth)
   finite = np.isfinite(found).all(axis=1)
   answered = np.isfinite(found).any(axis=1) & (blank | found.any(axis=1))
   cells, wanted = schema.cells(np.where(answered[:, np.newaxis], found, np.nan)), schema.cells(truth)
@@ -349,6 +357,7 @@ def gallery(schema: Schema, rows: Any, private: Any) -> Gallery:
     private: float [N, D]; they calibrate the threshold where there are fewer than two rows.
   """
   rows, private = np.asarray(rows, np.float32), np.asarray(private, np.float32)
+  schema = schema.covering(private)
   kept = rows.reshape(-1, schema.width)[np.asarray(distinct(schema, rows), int)]
   cells = schema.cells(kept)
   of = cells if len(cells) > 1 else schema.cells(private)
@@ -445,13 +454,39 @@ def bounds(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
 
 def nearness(schema: Schema, found: Any, truth: Any) -> np.ndarray:
   """Returns the share of right cells of pairs, float [N]; NaN for a row that is not finite."""
-  found = np.asarray(found)
+  found, schema = np.asarray(found), schema.covering(truth)
   right = _right(schema, schema.cells(found), schema.cells(np.asarray(truth)), RIGHT).mean(axis=1)
   return np.where(np.isfinite(found).all(axis=1), right, np.nan)
 
 
+def odd(schema: Schema, rows: np.ndarray) -> str:
+  """Returns what of rows [K, D] no row of the columns may have, the first of each column, in words; '' for nothing."""
+  found = []
+  for field, place in zip(schema.fields, schema.places, strict=True):
+    block = np.asarray(rows, np.float64)[:, place]
+    flags = block if not field.numeric else block[:, 1:]
+    wrong = np.argwhere(np.minimum(np.abs(flags), np.abs(flags - 1)) > _SOFT)
+    if len(wrong):
+      found.append(f'{field.name} has {flags[tuple(wrong[0])]:.3g} where 0 or 1 stands')
+      continue
+    wide = schema.covering(rows).fields[schema.fields.index(field)]
+    values = block[:, 0] * field.std + field.mean
+    if (wide.low, wide.high) != (field.low, field.high):
+      far = values[np.argmax(np.maximum(field.low - values, values - field.high))]
+      found.append(f'{field.name} has {far:.4g} where {field.low:.4g} to {field.high:.4g} are known')
+    elif wide.step != field.step:
+      apart = np.abs(values - np.rint(values))
+      found.append(f'{field.name} has {values[np.argmax(apart)]:.4g} where whole numbers are known')
+    elif field.kind == ORDINAL:
+      apart = np.abs(values[:, np.newaxis] - field.values[np.newaxis]).min(axis=1) / field.std
+      if apart.max() > _SOFT:
+        found.append(f'{field.name} has {values[np.argmax(apart)]:.4g} between its levels')
+  return ', '.join(found[:_FEW]) + (f' and {len(found) - _FEW} more columns alike' if len(found) > _FEW else '')
+
+
 def marked(schema: Schema, row: np.ndarray, truth: np.ndarray | None = None) -> list[Piece]:
   """Returns the cells of a row [D] as texts, each with whether it is right; of the private row itself without."""
+  schema = schema if truth is None else schema.covering(np.asarray(truth)[np.newaxis])
   cells = schema.cells(np.asarray(row)[np.newaxis])
   texts = schema.texts(cells)[0]
   right: Sequence[Any] = [None] * len(texts)
@@ -499,6 +534,7 @@ _OF_SCHEMA: dict[str, Callable[..., Any]] = {
   'settle': settle,
   'nearness': nearness,
   'marked': marked,
+  'odd': odd,
   'picture': picture,
   'shaped': shaped,
   'describe': describe,

@@ -178,7 +178,7 @@ def _read(result: Captured, one: Inversion) -> list[tuple[int, list[Piece], list
   order = kind.evaluate(one.samples, result.truth, np.zeros(0, np.int32), labels)['permutation']
   return [
     (i, list(kind.marked(one.samples[place], truth)) if place >= 0 and not one.empty[place] else [],
-     list(kind.marked(truth, None)))
+     [piece._replace(right=None) for piece in kind.marked(truth, truth)])
     for i, (place, truth) in enumerate(zip(order, result.truth, strict=True))
   ]  # fmt: skip
 

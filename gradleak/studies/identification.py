@@ -215,7 +215,8 @@ def identify(
   """Ranks a list of candidates by how likely each is behind an upload, under each defense.
 
   Uploads are those of an audit with the same key. The list holds the private samples, and then the gallery's, whose
-  labels count as known. The attacker knows the defense, and draws its own randomness.
+  labels count as known. A loss that predicts tokens needs none. The attacker knows the defense, and draws its own
+  randomness.
 
   Args:
     key: a typed JAX key.
@@ -242,6 +243,8 @@ def identify(
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
   errors.check_number('trials', num_trials, low=1, high=10**6, integer=True)
+  if scenario.client.loss.own:  # labels are no part of it
+    given = dataclasses.replace(given, labels='known')
   chosen, copies = named_defenses(defenses), _copies(scenario, given.copies)
   listed = _listed(scenario, num_trials, given)
   config = {
@@ -345,7 +348,8 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
     raise errors.UsageError(
       f'{num_trials} trials of {given.batch_size} need {count}, and there are {len(scenario.samples)}'
     )
-  scenario.client.loss.require_classes('identification')
+  if not scenario.client.loss.own:
+    scenario.client.loss.require_classes('identification')
   if scenario.targets.ndim != 1:
     raise errors.UsageError(
       f'identification is for one class of each sample, and the labels have the shape {scenario.targets.shape}'
@@ -358,7 +362,7 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
     first.setdefault(sample.tobytes(), i)
   own = [first[sample.tobytes()] for sample in samples[:count]]
   kept = list(first.values())[: max(given.candidates, len(set(own)))]
-  if given.labels == 'known' and np.any(labels[kept] < 0):
+  if given.labels == 'known' and not scenario.client.loss.own and np.any(labels[kept] < 0):
     raise errors.UsageError(
       "the labels of the gallery are not known: give gallery=(samples, targets), or labels='unknown'"
     )

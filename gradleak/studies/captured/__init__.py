@@ -37,10 +37,10 @@ from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.targets import CLASSES, SAMPLES
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
-from gradleak.models.model import check_model, check_sample_shape, outputs_shape
+from gradleak.models.model import check_model, check_sample_shape, check_variables, outputs_shape
 from gradleak.studies.captured.defaults import Known
 from gradleak.studies.captured.defaults import chosen as default_attacks
-from gradleak.studies.captured.hints import hints, of_scale, of_signs
+from gradleak.studies.captured.hints import hints, of_answers, of_scale, of_signs, of_truth
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
 from gradleak.studies.captured.truth import checked as checked_truth
@@ -190,6 +190,9 @@ def attack(
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': group_size(groups[0])})
     found, rows, controls = _inverted(groups, update, store, show, owned is not None)
+    warned += of_answers(found, chosen.modality, chosen.num_samples)
+    if owned is not None and not protected.stages:
+      warned += of_truth(min((one.at_truth for one in found), default=np.nan))
     told = warned, config, versions(), list(dict.fromkeys(citations))
     outcome = Captured(found, *told, rows, controls, owned and owned[0])
     if store is not None:
@@ -223,7 +226,9 @@ def _shape(model: Model, variables: Mapping, sample_shape: Any, kind: Modality) 
     )
   if sample_shape is None:
     return derived_sample_shape(model, variables, kind)
-  return check_sample_shape(sample_shape, kind.axes)
+  shape = check_sample_shape(sample_shape, kind.axes)
+  check_variables(model, variables, shape)
+  return shape
 
 
 def _check_size(mode: str, update: Tree, factor: float) -> None:

@@ -10,6 +10,8 @@ from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.losses import cross_entropy
+from gradleak.modalities import Modality
+from gradleak.studies.captured.inversion import Inversion
 from gradleak.studies.captured.update import norm
 
 ROUND = 2e-5  # relative distance within which a norm equals a number of at most two digits
@@ -18,6 +20,8 @@ MANY = 0.9  # fraction of zeros, in whole rows and columns of a tensor, that is 
 LOST = 0.01  # fraction of values with fewer digits than their type, that is worth a word
 SCATTERED = 0.02  # fraction of zeros that stand alone, neither in a row nor in a column of zeros
 ONE_SIZE = 0.9  # of the largest magnitude, within which the values of an update of signs lie
+UNEXPLAINED = 1e-3  # mismatch from which on samples are not those behind an update
+EXPLAINED = 1e-6  # mismatch up to which samples explain an update
 MOST = 0.8  # fraction of the values that are not zero, that has to lie there
 
 _OF_SIGNS = (
@@ -55,6 +59,41 @@ def of_scale(update: Tree, factor: float, lost: float) -> list[str]:
   return found
 
 
+def of_truth(mismatch: float) -> list[str]:
+  """Returns sentences on a truth that does not explain an update; empty if it does, or if that is not known.
+
+  Args:
+    mismatch: of the private samples, see `inversion.Inversion`.
+  """
+  if not mismatch > UNEXPLAINED:
+    return []
+  return [
+    f'The truth would cause another update: its mismatch is {mismatch:.2g}, and that of the private samples is near 0. '
+    'Samples, labels, weights, columns or tokens are others than the client’s, or it has settings, chance or a defense '
+    'that are not named. Verdicts compare with this truth alone.'
+  ]
+
+
+def of_answers(inversions: Sequence[Inversion], kind: Modality, number: int) -> list[str]:
+  """Returns a sentence where a closed form explains an update by samples that there cannot be; else none.
+
+  Args:
+    inversions: of all attacks.
+    kind: what a sample is said to be.
+    number: private samples that are said to be behind the update.
+  """
+  for one in inversions:
+    kept = one.samples[:number][~one.empty[:number]]
+    odd = kind.odd(kept) if not one.steps and one.mismatch <= EXPLAINED else ''
+    if odd:
+      return [
+        f'The {kind.noun[1]} by which {one.attack} explains the update do not fit their description: {odd}. The client '
+        'encodes or scales its samples otherwise, in another order, or has others than are known. Without a truth, the '
+        'nearest that there may be are shown.'
+      ]
+  return []
+
+
 def hints(
   update: Tree,
   variables: Mapping,
@@ -84,6 +123,7 @@ def hints(
     *_zeros(named, protected),
     *_clipped(named, protected, factor),
     *_weights(update, variables['params']),
+    *_longer(update, variables, client, sample_shape),
   ]
   if client.loss == cross_entropy():
     found += _labels(update, client, tuple(sample_shape), num_samples, labels)
@@ -147,6 +187,20 @@ def _weights(update: Tree, params: Tree) -> Iterator[str]:
     yield (
       f'The update has a cosine of {alike:.2f} with the weights: it looks like weights after training, not like a '
       "gradient or a difference. Subtract the weights that were sent, and attack it with share='delta'."
+    )
+
+
+def _longer(update: Tree, variables: Mapping, client: Client, sample_shape: Sequence[int]) -> Iterator[str]:
+  """Reads the gradient of the embeddings of positions: texts have a token wherever one is not zero."""
+  about = client.model.first_block
+  if about is None:
+    return
+  places = np.asarray(about.parts({**variables, 'params': update})[1])
+  moved = np.flatnonzero(np.any(places, axis=1))
+  if len(moved) and moved[-1] >= sample_shape[0]:
+    yield (
+      f'The update moves the embedding of position {moved[-1] + 1}, and texts are said to have at most '
+      f'{sample_shape[0]} tokens: they are longer, or it holds noise. sample_shape=({len(places)},) has room for all.'
     )
 
 

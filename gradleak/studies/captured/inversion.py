@@ -64,6 +64,8 @@ class Inversion:
     likeness: the highest of the first samples to any of the control runs, by `Modality.likenesses`, such as a
       correlation; NaN without these. It is high where samples come from the attack's prior and not from the update.
     control_likeness: the median over the control runs of the same among them.
+    at_truth: the mismatch of the private samples with their labels, where they are known: near 0 if the client is as it
+      is said to be. NaN without them, and as above.
   """
 
   attack: str
@@ -87,6 +89,7 @@ class Inversion:
   control_samples: np.ndarray
   likeness: float
   control_likeness: float
+  at_truth: float = float('nan')
 
   @property
   def found(self) -> bool:
@@ -218,6 +221,9 @@ def _attacked(
   neutral = group.client.modality.neutral(found.samples.shape[2:])
   greys = found._replace(samples=np.broadcast_to(neutral, found.samples.shape).astype(found.samples.dtype))
   apart = [_mismatches(group, update, made, one, size) for one in (found, greys)]
+  if judges:
+    private = found._replace(samples=np.repeat(group.truth, len(found.samples), axis=0))
+    apart.append(_mismatches(group, update, made, private, size, group.targets))
   scored = [truth.scored(group, update, made, found, size)] if judges else []
   return [_part(group, made, found, *apart), *scored]
 
@@ -257,14 +263,25 @@ def _without_missing(view: View, update: Tree) -> View:
   return view._replace(weights=weights)
 
 
-def _mismatches(group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int) -> np.ndarray:
-  """Returns the `Mismatch` of each lane, float [lanes]; NaN where labels are not known or nothing is found."""
+def _mismatches(
+  group: Group, update: Tree, made: lanes.Table, found: Reconstruction, size: int, targets: np.ndarray | None = None
+) -> np.ndarray:
+  """Returns the `Mismatch` of each lane, float [lanes]; NaN where labels are not known or nothing is found.
+
+  Args:
+    group, update, made: as of `_attacked`.
+    found: what the samples are of.
+    size: lanes that share one pass.
+    targets: of the samples, [1, B, …], where an auditor knows them.
+  """
   number, samples, labels = group.settings.batch_size, np.asarray(found.samples), np.asarray(found.labels)
   unknown = np.full(len(samples), np.nan, np.float32)
   if samples.shape[1] < number:
     return unknown
   rule, kind = '', group.client.loss.targets
-  if kind is not CLASSES:
+  if targets is not None:
+    labels = np.repeat(targets, len(samples), axis=0)
+  elif kind is not CLASSES:
     if kind is not SAMPLES and group.settings.labels != 'known':
       return unknown
     labels = np.repeat(group.targets, len(samples), axis=0)
@@ -307,7 +324,14 @@ def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
   return 'idlg' if number == 1 else 'yin'
 
 
-def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndarray, greys: np.ndarray) -> Part:
+def _part(
+  group: Group,
+  made: lanes.Table,
+  found: Reconstruction,
+  apart: np.ndarray,
+  greys: np.ndarray,
+  private: np.ndarray | None = None,
+) -> Part:
   """Returns what is stored of one structure: of each attacker its best start, and those of its controls."""
   best: dict[tuple[int, str], dict[int, int]] = {}
   far = kept_distance(found.distance, found.diverged_step)
@@ -342,6 +366,7 @@ def _part(group: Group, made: lanes.Table, found: Reconstruction, apart: np.ndar
         'steps': 0 if made.on_host else made.num_steps,
         'likeness': likeness,
         'control_likeness': among,
+        'at_truth': float('nan') if private is None else float(private[own]),
       }
     )
     kept = {
