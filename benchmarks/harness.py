@@ -22,7 +22,7 @@ from gradleak.core.settings import setting
 
 MEASURES = (
   'speed', 'scaling', 'roofline', 'gpu', 'schedule', 'training', 'local_steps', 'generative', 'compilation',
-  'sequential', 'profile', 'cache', 'tableak',
+  'sequential', 'profile', 'cache', 'tableak', 'tag',
 )  # fmt: skip
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
 _COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
@@ -44,7 +44,7 @@ class Options:
     "compilation: an attack with and without our options of XLA's, on CPU; "
     'sequential: audits whose trials stop, beside all --trials; profile: where the time of attacks and trainings goes, '
     "and the machine's rate; cache: an audit that finds its compiled programs on disk; "
-    "tableak: batches of rows, beside the code of TabLeak's authors.",
+    "tableak: batches of rows, beside the code of TabLeak's authors; tag: texts, beside breaching.",
     choices=MEASURES,
   )
   models: str | None = setting(
@@ -53,7 +53,7 @@ class Options:
   attack: str = setting('csdlg', 'One attack, as in launch/audit.py.')
   faster: str = setting('csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
   trials: int = setting(64, 'speed, roofline, schedule: trials of the batched run.', **_COUNT)
-  compared: int = setting(8, 'speed, gpu, tableak: the first trials, which other packages attack too.', **_COUNT)
+  compared: int = setting(8, 'speed, gpu, tableak, tag: the first trials, which other packages attack too.', **_COUNT)
   variants: str = setting(','.join(VARIANTS), 'speed: some of these; ratios are against the first.')
   sizes: str | None = setting(
     None,
@@ -68,7 +68,7 @@ class Options:
     200, 'Steps of each run, the same for every variant; schedule: as published.', low=2, high=10**6, integer=True
   )
   clone: str | None = setting(None, "tableak: folder with the authors' code, https://github.com/eth-sri/tableak.")
-  batch: int = setting(16, 'tableak: rows of a batch.', **_COUNT)
+  batch: int = setting(16, 'tableak, tag: samples of a batch.', **_COUNT)
   starts: int = setting(30, 'tableak: starts that are pooled.', low=1, high=64, integer=True)
   repeats: int = setting(3, 'How often each variant is measured.', **_COUNT)
   output: str | None = setting(None, 'gpu, schedule: the file; results/gpu.md or results/schedules.png.')

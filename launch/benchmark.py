@@ -14,6 +14,7 @@
     python launch/benchmark.py --measure=profile --trials=16 --steps=40
     python launch/benchmark.py --measure=cache --trials=4 --steps=50
     python launch/benchmark.py --measure=tableak --clone=tableak --trials=8 --compared=1 --steps=1500
+    python launch/benchmark.py --measure=tag --trials=8 --compared=2 --batch=1 --steps=500
 
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """

@@ -401,6 +401,41 @@ def test_softmax_regression_is_solved_for_fewer_rows_than_classes(rows, classes)
     solve(gradients, (kernel, bias), np.eye(classes)[np.zeros(classes, int)], rng)
 
 
+def regression(seed, rows, classes, width, features=30):
+  """Returns (rows, the gradient of softmax regression in float32, its layer, one-hot labels)."""
+  rng = np.random.default_rng(seed)
+  x = rng.normal(size=(rows, features)).astype(np.float32)
+  kernel, bias = (rng.uniform(-width, width, shape).astype(np.float32) for shape in ((features, classes), classes))
+  targets = np.eye(classes, dtype=np.float32)[rng.integers(classes, size=rows)]
+  logits = x @ kernel + bias
+  odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+  residuals = (odds / odds.sum(axis=1, keepdims=True) - targets).astype(np.float32)
+  return x, (x.T @ residuals / np.float32(rows), residuals.mean(axis=0)), (kernel, bias), targets
+
+
+@pytest.mark.parametrize(
+  ('seed', 'rows', 'classes', 'width', 'unknown'),
+  [
+    (3, 3, 4, 3.0, 0),  # nothing is lost where all rows have a part in the gradient
+    (2, 3, 4, 3.0, 1),  # the network is sure of one row: rounding errors are larger than its gradient
+    (59, 3, 4, 3.0, 1),
+    (20, 3, 4, 3.0, 3),  # here its part cannot be told from that of two rows of its class
+    (0, 4, 8, 2.0, 0),  # a start ends at another solution, whose small error is no rounding
+  ],
+)
+def test_rows_that_have_next_to_no_part_in_a_gradient_are_not_certified(seed, rows, classes, width, unknown):
+  from gradleak.attacks.linear import MOVED, solve
+
+  x, gradients, layer, targets = regression(seed, rows, classes, width)
+  found = solve(gradients, layer, targets, np.random.default_rng(seed))
+  assert len(found.rows) == rows and found.certain.sum() == rows - unknown
+  for row in found.rows[found.certain]:
+    apart = np.linalg.norm(x - row[np.newaxis], axis=1) / np.linalg.norm(x, axis=1)
+    assert apart.min() <= MOVED
+  lost = [row for row in found.rows[~found.certain] if np.abs(x - row[np.newaxis]).max(axis=1).min() < 1e-3]
+  assert not lost
+
+
 @pytest.mark.slow
 def test_the_attack_on_regression_reads_batches(mixed):
   values = np.random.default_rng(0).normal(size=(60, 5))

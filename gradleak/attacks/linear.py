@@ -4,21 +4,29 @@ The residuals are `δ_i = softmax(x_i W + b) − y_i`. The gradients are `G = X�
 rank B of the batch where B is at most the classes less one. Then the rows lie in the span of G: X = A R. Here R [B, in]
 is from the singular value decomposition of G, and A [B, B] is unknown. The gradients at known labels are as many
 equations as A has entries or more. They are solved by least squares from several starts. A solution that leaves only
-rounding errors is certified by that. More rows than classes less one leave a whole family of solutions: then there is
-no closed form. One row is the quotient of `fidel`, for any number of classes.
+rounding errors is certified by that, row by row. A row that the network is sure of has next to no part in the gradient.
+If rounding errors could move it by more than a hundredth, it is not returned.
+
+More rows than classes less one leave a whole family of solutions: then there is no closed form. One row is the quotient
+of `fidel`, for any number of classes.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak.attacks import base
+from gradleak.attacks import base, subspace
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
 from gradleak.core.settings import Count, Fraction, ranged
 from gradleak.federated import Client
 from gradleak.models.model import require
 from gradleak.threat import Observation
+
+MOVED = 0.01  # part of its norm that rounding may move a row by which is certified
+_EPSILON = 2.0**-24  # rounding of a number near 1 in float32
+_FEW = 4.0  # roundings that are no error yet
 
 
 class Solved(NamedTuple):
@@ -27,10 +35,17 @@ class Solved(NamedTuple):
   Attributes:
     rows: float64 [B, in], in the order of the labels, those of one label in any order; [0, in] without a certificate.
     residual: the relative difference between their gradient and the given one.
+    moved: by which part of its norm rounding may move each row, float64 [B].
   """
 
   rows: np.ndarray
   residual: float
+  moved: np.ndarray
+
+  @property
+  def certain(self) -> np.ndarray:
+    """Which rows are certified, bool [B]."""
+    return self.moved <= MOVED
 
 
 @ranged
@@ -79,15 +94,26 @@ def solve(
     implied = values[:number, np.newaxis] * (mixing.T @ residuals)
     return np.concatenate([implied.ravel(), residuals.mean(axis=0)]) - scale
 
-  best = Solved(np.zeros((0, len(gradient))), np.inf)
+  def moved(found: Any, rows: np.ndarray, noise: float) -> np.ndarray:
+    _, lengths, turned = np.linalg.svd(found.jac, full_matrices=False)
+    slack = noise * turned.T / np.maximum(lengths, 1e-150)  # of A
+    of_mixing = np.linalg.norm(np.einsum('ike,kd->ide', slack.reshape(number, number, -1), span), axis=(1, 2))
+    of_span = number * noise * math.sqrt(len(gradient)) * np.linalg.norm(found.x.reshape(number, number), axis=1)
+    return np.hypot(of_mixing, of_span) / np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
+
+  best = Solved(np.zeros((0, len(gradient))), np.inf, np.zeros(0))
   for _ in range(starts):
     found = optimize.least_squares(apart, rng.normal(size=number**2), xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=200)
-    residual = float(np.linalg.norm(found.fun)) / size
+    left_over = float(np.linalg.norm(found.fun)) / math.sqrt(len(scale))
+    rows = found.x.reshape(number, number) @ span
+    # Of the gradient's entries, and of residuals, which are differences of numbers up to 1.
+    rounded = math.sqrt(subspace.rounding(gradient) + _EPSILON**2 * float(np.mean(np.square(rows))) / number)
+    residual = left_over * math.sqrt(len(scale)) / size
     if residual < best.residual:
-      best = Solved(found.x.reshape(number, number) @ span, residual)
-    if best.residual <= tolerance:
-      return best
-  return Solved(best.rows[:0], best.residual)
+      best = Solved(rows, residual, moved(found, rows, max(left_over, rounded)))
+    if left_over <= _FEW * rounded and residual <= tolerance:  # else another start may leave less
+      break
+  return best if best.residual <= tolerance else Solved(best.rows[:0], best.residual, best.moved[:0])
 
 
 def _check(number: int, classes: int) -> None:
@@ -101,6 +127,8 @@ def _check(number: int, classes: int) -> None:
 @base.attack(citation='After Geiping et al. 2020, proposition 3.1, for several rows.')
 def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) -> base.Attack:
   r"""Softmax regression solved for all rows of a batch, where they are fewer than the classes: `solve`, on the host.
+
+  A row is left out if rounding errors could move it by more than a hundredth: the network is sure of it.
 
   Formula:
     \frac{\partial L}{\partial W} = \frac{1}{B} X^\top \Delta, \quad
@@ -133,6 +161,7 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
     gradients, layer = (tuple(trees.get(tree, path) for path in paths(observation)) for tree in both)
     rng = np.random.default_rng(key.ravel())
     found = solve(gradients, layer, observation.targets, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
-    return found.rows, np.asarray(observation.targets).argmax(axis=1)[: len(found.rows)]
+    labels = np.asarray(observation.targets).argmax(axis=1)[: len(found.rows)]
+    return found.rows[found.certain], labels[found.certain]
 
   return base.host_form(paths, read)._replace(labels='known')
