@@ -106,7 +106,7 @@ def solve(
     found = optimize.least_squares(apart, rng.normal(size=number**2), xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=200)
     left_over = float(np.linalg.norm(found.fun)) / math.sqrt(len(scale))
     rows = found.x.reshape(number, number) @ span
-    # Of the gradient's entries, and of residuals, which are differences of numbers up to 1.
+    # The rounding of the entries of the gradient, and of residuals, which are differences of numbers up to 1.
     rounded = math.sqrt(subspace.rounding(gradient) + _EPSILON**2 * float(np.mean(np.square(rows))) / number)
     residual = left_over * math.sqrt(len(scale)) / size
     if residual < best.residual:

@@ -180,8 +180,7 @@ def scenario(
   client, recorded, local = _client(client, changes, model, num_classes, kind)
   check = functools.partial(client.targets, outputs=outputs)
   samples, targets = data.pair('the samples', (samples, targets), check=kind.check, check_targets=check)
-  _check_tokens(client, variables, samples, outputs)
-  heads.check_client(client, variables, sample_shape)
+  _check_head(client, variables, samples, outputs)
   public = _checked_public(kind, public, sample_shape, client, check)
   classes = classes_of(targets, client)
   given = _checked_gallery(kind, (samples, classes) if gallery is None else gallery, sample_shape, num_classes)
@@ -237,12 +236,10 @@ def _checked_samples(kind: Modality, samples: Any) -> np.ndarray:
   return np.asarray(samples)
 
 
-def _check_tokens(client: Client, variables: Mapping, samples: np.ndarray, outputs: tuple[int, ...]) -> None:
-  """Raises `UsageError` for tokens that the model does not embed, and for another vocabulary than it predicts."""
+def _check_head(client: Client, variables: Mapping, samples: np.ndarray, outputs: tuple[int, ...]) -> None:
+  """Raises `UsageError` for outputs that do not suit the loss, and for tokens that the model does not know."""
   model, kind = client.model, client.modality
-  if not kind.integral:
-    return
-  if model.first_block is not None:
+  if kind.integral and model.first_block is not None:
     known = len(model.first_block.parts(variables)[0])
     if samples.max() >= known:
       raise errors.UsageError(
@@ -256,6 +253,7 @@ def _check_tokens(client: Client, variables: Mapping, samples: np.ndarray, outpu
         f'{client.loss} predicts one of {made[-1]} tokens at {made[0]} places, and {model.name!r} has outputs of shape '
         f'{outputs}: it is of another tokeniser or length, or has another head'
       )
+  heads.check_client(client, variables, samples.shape[1:])
 
 
 def _checked_variables(model: Model, variables: Mapping | None, key: Any, sample_shape: tuple[int, ...]) -> Mapping:
