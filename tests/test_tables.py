@@ -436,6 +436,22 @@ def test_rows_that_have_next_to_no_part_in_a_gradient_are_not_certified(seed, ro
   assert not lost
 
 
+def test_the_attack_on_regression_returns_certified_rows_alone():
+  x, gradients, layer, targets = regression(2, 3, 4, 3.0)
+  data = gl.data.table(np.concatenate([x, -x]), np.arange(6) % 4, split='train')
+  update, params = ({'Dense_0': dict(zip(('kernel', 'bias'), pair, strict=True))} for pair in (gradients, layer))
+  found = gl.attack(
+    jax.random.key(0), gl.models.logistic(4), {'params': params},
+    update, attacks=[gl.attacks.linear()], modality=of_config(data.settings), labels=targets.argmax(axis=1),
+    num_samples=3, controls=1, progress='none',
+  )  # fmt: skip
+  (one,) = found.inversions
+  rows = one.samples[~one.empty]
+  apart = np.abs(rows[:, np.newaxis] - x[np.newaxis]).max(axis=2)
+  assert len(rows) == 2 and apart.min(axis=1).max() < 0.01 and set(apart.argmin(axis=1)) == {0, 1}
+  assert one.labels[~one.empty].tolist() == targets.argmax(axis=1)[apart.argmin(axis=1)].tolist()
+
+
 @pytest.mark.slow
 def test_the_attack_on_regression_reads_batches(mixed):
   values = np.random.default_rng(0).normal(size=(60, 5))
