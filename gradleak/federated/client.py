@@ -11,17 +11,18 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradleak.core import errors, trees
 from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
-from gradleak.federated import heads
+from gradleak.federated import heads, mixing
 from gradleak.federated.losses import Loss, as_loss, cross_entropy
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
-from gradleak.models.masked import masked, takes_mask
+from gradleak.models.masked import masked
 from gradleak.models.model import check_mode, check_model, check_variables, has_init, per_example_loss
 
 PRECISIONS = ('float32', 'bfloat16')
@@ -209,14 +210,13 @@ class Client:
     Args:
       key, variables, samples, targets: see `local_update`.
       weights: of the examples, 1 or, for padding, 0, float32 [N]; None means no padding. A batch of only padding is no
-        step. Flax Linen's BatchNorm leaves padding out of its statistics; those of other networks include it, so it
-        should repeat real examples.
+        step. BatchNorm of Flax Linen and of PyTorch leaves padding out of its statistics; a network of one's own asks
+        `models.masked.counted`.
       state: the upload chain's state after this client's last participation; None at its first.
 
     Raises:
       UsageError: if the arguments do not fit the model or each other, a shared gradient would take several steps, the
-        network does not follow `batch_norm`, or the statistics of a BatchNorm that is not Flax Linen's would include
-        zeros as padding.
+        network does not follow `batch_norm`, or it mixes the samples of a batch, and padding would count.
     """
     key = None if key is None else errors.check_key('key', key)
     samples, targets = self._samples(samples, targets)
@@ -228,6 +228,7 @@ class Client:
     samples, targets = self.transformed(key, samples, targets)
     padded = weights is not None
     if weights is not None:
+      self._check_padding(variables, samples, targets, weights)
       count = jnp.sum(weights).astype(jnp.int32)
     else:
       count, weights = jnp.asarray(samples.shape[0], jnp.int32), jnp.ones(samples.shape[:1], targets.dtype)
@@ -245,6 +246,27 @@ class Client:
       update, batch_stats, step_state = self._train(key, variables, samples, targets, weights, steps, padded)
     upload, state = self._send(key, variables['params'], update, step_state, state, samples, targets, count)
     return upload, state, batch_stats
+
+  def _check_padding(self, variables: Mapping, samples: jax.Array, targets: jax.Array, weights: jax.Array) -> None:
+    """Raises `UsageError` where padding would change the gradient of the samples."""
+    size = self.batch_size or samples.shape[0]
+    if self._fills_batches or (not isinstance(weights, jax.core.Tracer) and np.all(np.asarray(weights) > 0)):
+      return
+    if mixing.mixes(self, variables, samples, targets, size, max(1, size // 2)):
+      way = (
+        'give all clients as many samples as each other'
+        if self.share == 'gradient' or self.batch_size is None
+        else "give each client a multiple of its batch size, or set last_batch='dropped'"
+      )
+      raise errors.UsageError(
+        f'the model {self.model.name!r} mixes the samples of a batch, so that those which only fill a batch would '
+        f'change the gradient of the others: {way}'
+      )
+
+  @property
+  def _fills_batches(self) -> bool:
+    """Whether it takes no step on a batch that its samples do not fill."""
+    return self.drop_last and self.share == 'delta' and self.batch_size is not None
 
   def _together(
     self,
@@ -411,19 +433,19 @@ class Client:
     per_epoch = steps // self.epochs
     used = per_epoch * size
     padding = max(0, used - samples.shape[0])
-    mixed = self.batch_norm == 'train' and bool(variables.get('batch_stats'))
-    if not padded and padding and mixed and not takes_mask(self.model.apply, variables, samples):
-      raise errors.UsageError(
-        f'{samples.shape[0]} samples do not fill batches of {size}, and BatchNorm would average over '
-        'the padding: choose a batch size that divides them'
-      )
+    left = size - padding  # in the last batch of an epoch
+    mixed = not padded and mixing.mixes(self, variables, samples, targets, size, left)
 
     def batched(x: jax.Array) -> jax.Array:
-      x = jnp.pad(x[:used], [(0, padding)] + [(0, 0)] * (x.ndim - 1))
-      return x.reshape(per_epoch, size, *x.shape[1:])
+      more = [x[:used], jnp.repeat(x[-1:], padding, axis=0)]  # and no zeros, on which a gradient may not be finite
+      return jnp.concatenate(more).reshape(per_epoch, size, *x.shape[1:])
+
+    def batches(samples: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
+      counted = jnp.arange(per_epoch * size).reshape(per_epoch, size) < len(samples)
+      return batched(samples), batched(targets), batched(weights) * counted.astype(weights.dtype)
 
     ordered = tuple(map(jnp.asarray, (samples, targets, weights)))
-    data = tuple(map(batched, ordered))
+    data = batches(*ordered)
     optimizer = promoting(self.optimizer)
     orders = None if self.order is None else self._orders(samples.shape[0], padded)
 
@@ -435,24 +457,33 @@ class Client:
         current['batch_stats'] = batch_stats
       if self.order is not None:
         order = trees.take(orders, index // per_epoch)
-        batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
+        batch = trees.take(batches(*(x[order] for x in ordered)), index % per_epoch)
       elif self.shuffled and key is not None:
         order = jax.random.permutation(jax.random.fold_in(jax.random.fold_in(key, 6), index // per_epoch), len(samples))
         if padded:  # it stays behind the samples, which fill no more batches than they need
           order = order[jnp.argsort(weights[order] == 0, stable=True)]
-        batch = trees.take(tuple(batched(x[order]) for x in ordered), index % per_epoch)
+        batch = trees.take(batches(*(x[order] for x in ordered)), index % per_epoch)
       else:
         batch = trees.take(data, index % per_epoch)
       position = index // per_epoch + 1, index % per_epoch + 1
-      gradient, batch_stats, state = self._defended_gradient(
-        step_key, current, state, batch[0], batch[1], batch[2], position, filled=padded or padding > 0
-      )
+
+      def step(batch: tuple, filled: bool = False) -> tuple[Tree, Tree, Any]:
+        samples, targets, weights = batch
+        return self._defended_gradient(step_key, current, state, samples, targets, weights, position, filled)
+
+      if mixed:  # the last batch is as small as it is, which takes a program of its own
+        last = index % per_epoch == per_epoch - 1
+        gradient, batch_stats, state = jax.lax.cond(
+          last, lambda: step(trees.take(batch, slice(left))), lambda: step(batch)
+        )
+      else:
+        gradient, batch_stats, state = step(batch, filled=padded or padding > 0)
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them
         updates = trees.masked(updates, self.trained_layers(params, self._shape(samples)))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
       if padded:
-        filled = (jnp.all if self.drop_last else jnp.any)(batch[2] > 0)
+        filled = (jnp.all if self._fills_batches else jnp.any)(batch[2] > 0)
         stepped = jax.tree.map(functools.partial(jnp.where, filled), stepped, carry)
       return stepped, None
 

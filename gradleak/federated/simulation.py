@@ -283,15 +283,19 @@ def _joined(parts: Sequence[Any]) -> np.ndarray:
   )
 
 
-def _padded(federation: Federation, parts: Sequence[np.ndarray], longest: int) -> dict[str, np.ndarray]:
-  """Returns the samples of each part, padded to one length by its own samples, with weights: 0 for padding."""
+def _padded(federation: Federation, parts: Sequence[np.ndarray], longest: int) -> dict[str, Any]:
+  """Returns the samples of each part, padded to one length by its own samples, with weights: 0 for padding.
+
+  Where nothing is padded, weights are None.
+  """
   size = federation.client.batch_size or longest
   longest = -(-longest // size) * size
   chosen = np.stack([np.resize(part, longest) for part in parts])
+  weights = np.stack([np.arange(longest) < len(part) for part in parts]).astype(np.float32)
   return {
     'samples': federation.samples[chosen],
     'targets': federation.client.loss.targets.kept(federation.targets)[chosen],
-    'weights': np.stack([np.arange(longest) < len(part) for part in parts]).astype(np.float32),
+    'weights': None if weights.all() else weights,
   }
 
 

@@ -9,6 +9,7 @@ import pytest
 from gradleak import Client, defenses, models
 from gradleak.core import trees
 from gradleak.federated import simulation, training
+from gradleak.models import masked
 
 KEY = jax.random.key(3)
 LAYERS = (
@@ -35,7 +36,8 @@ def apply(variables, images, train=False, key=None):
   params, hidden = variables['params'], images.reshape(len(images), -1) @ variables['params']['dense']['kernel']
   found = variables['batch_stats']['norm']
   if train:
-    found = {'mean': jnp.mean(hidden, axis=0), 'var': jnp.var(hidden, axis=0)}
+    counts = masked.counted(hidden)
+    found = {'mean': jnp.mean(hidden, 0, where=counts), 'var': jnp.var(hidden, 0, where=counts)}
   hidden = (hidden - found['mean'][None]) / jnp.sqrt(found['var'][None] + 1e-2) * params['norm']['scale'][None]
   return jax.nn.relu(hidden) @ params['last']['kernel'], {'norm': found}
 

@@ -232,21 +232,6 @@ def test_batch_norm_does_not_count_what_fills_a_batch(normed, samples):
       assert share == 'gradient' or np.isfinite(jax.flatten_util.ravel_pytree(nothing[0].update)[0]).all()
 
 
-def test_a_batch_norm_of_ones_own_refuses_a_ragged_last_batch_in_train_mode_only(samples):
-  def apply(variables, images, train=False, key=None):
-    found = {'mean': jnp.mean(images)} if train else variables['batch_stats']
-    return (images - found['mean']).reshape(-1, 64) @ variables['params']['w'], found
-
-  def init(key, sample_shape):
-    return {'params': {'w': jnp.ones((64, CLASSES))}, 'batch_stats': {'mean': jnp.zeros(())}}
-
-  client = Client(models.Model('own', init, apply), CLASSES, share='delta', batch_size=2)
-  variables = init(None, None)
-  with pytest.raises(errors.UsageError, match='5 samples do not fill batches of 2'):
-    client.local_update(None, variables, *samples)
-  jax.eval_shape(dataclasses.replace(client, batch_norm='eval').local_update, None, variables, *samples)
-
-
 def test_statistics_pass_from_one_local_step_to_the_next(samples):
   """A model whose logits are its statistics times w, and whose statistics count: gradients 1, 2, 3 sum to 6."""
 
