@@ -133,7 +133,7 @@ def test_processes_share_the_trials_of_every_server(scenario, tmp_path):
 def test_a_network_that_does_not_begin_dense_is_named(scenario):
   model = gl.models.create('cnn', 10)
   convolutional = gl.scenario(model, scenario.samples, scenario.targets, key=jax.random.key(0))
-  with pytest.raises(errors.UsageError, match='not the 64 values of an image'):
+  with pytest.raises(errors.UsageError, match='not the 64 values of a sample'):
     audit(convolutional, ['fidel'], 1)
 
 

@@ -193,7 +193,7 @@ def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tupl
   size, pixels = trees.get(observation.update, found[0]).shape[0], math.prod(observation.batch_shape[1:])
   if size != pixels:
     raise errors.UsageError(
-      f'the first dense layer takes {size} features, not the {pixels} values of an image: this attack reads images of '
+      f'the first dense layer takes {size} features, not the {pixels} values of a sample: this attack reads samples of '
       'networks that begin with a dense layer, such as mlp'
     )
   return found

@@ -248,7 +248,7 @@ def predicted_by_class(model: Model, observation: Observation) -> jax.Array:
   """
   if observation.class_images is None:
     raise errors.UsageError(
-      "the label rule 'rlu' needs auxiliary images, and there are none: gradleak.scenario takes them as "
+      "the label rule 'rlu' needs auxiliary samples, and there are none: gradleak.scenario takes them as "
       'public=(samples, targets)'
     )
   examples, trained = observation.class_images, observation.knowledge.batch_norm == 'train'

@@ -385,7 +385,7 @@ def _network(model: Model, sample_shape: tuple[int, ...], train: bool) -> Callab
   about = f'the attack residual_peeling does not read the model {model.name!r}'
   weights, pixels = sum(map(math.prod, net().shapes.values())), math.prod(sample_shape)
   if weights < pixels:
-    raise errors.UsageError(f'{about}: it has {weights:,} weights, fewer than the {pixels:,} pixels of an image')
+    raise errors.UsageError(f'{about}: it has {weights:,} weights, fewer than the {pixels:,} numbers of a sample')
   with jax.ensure_compile_time_eval():  # not the trace: Flax would draw each parameter there, to know its shape
     why = closed_map.unread(net, len(found[0].stages) - 1)
   if why:

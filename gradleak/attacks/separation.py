@@ -202,7 +202,7 @@ def alternating(
   rows = trees.get(update, found[0]).T
   count = _enough('alternating', sample_shape[0], rows)
   if rows.shape[1] != math.prod(sample_shape[1:]):
-    raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not an image of {sample_shape[1:]}')
+    raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not a sample of {sample_shape[1:]}')
 
   def shares(image: jax.Array, label: jax.Array) -> jax.Array:
     def of_params(params: Tree) -> jax.Array:

@@ -194,14 +194,8 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
       f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares '
       'none: attack batches of one, or adapt a second block'
     )
-  held = {*client.frozen, *client.private}
-  layers = client.model.layers(observation.batch_shape[1:]) if held and client.model.layers is not None else ()
-  kept = {path for layer in layers if layer.name in held for path in layer.paths}
-  sent = [
-    not held.intersection(path) and not any(one[: len(path)] == path for one in kept)
-    for path in (*about.projections, *about.second)
-  ]
-  if not all(sent):
+  kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+  if any(one[: len(path)] == path for one in kept for path in (*about.projections, *about.second)):
     raise errors.UsageError(
       'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client '
       'does not share them: they are frozen or private'

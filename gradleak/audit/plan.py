@@ -65,9 +65,9 @@ def plan(
   size = given.batch_size
   errors.check_number('trials', num_trials, **COUNT)
   if num_trials * size > len(scenario.samples):
-    most = len(scenario.samples) // size
+    most, noun = len(scenario.samples) // size, scenario.client.modality.noun[1]
     raise errors.UsageError(
-      f'{num_trials} trials of {size} images need {num_trials * size}, the data has {len(scenario.samples)}; '
+      f'{num_trials} trials of {size} {noun} need {num_trials * size}, the data has {len(scenario.samples)}; '
       + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.samples)}')
     )
   _check_question(given, only)

@@ -391,14 +391,14 @@ def _check_shared(given: AuditSettings, how: Execution, workdir: Any) -> None:
     )
   if not how.split and jax.process_count() > 1 and workdir is not None:
     raise errors.UsageError(
-      'jax.distributed joins these processes: share the images of each upload among them (split=True), or start '
+      'jax.distributed joins these processes: share the samples of each upload among them (split=True), or start '
       'processes that do not know of each other'
     )
   if how.split and several:
-    raise errors.UsageError('processes share either trials or the images of each: take process= or split=, not both')
+    raise errors.UsageError('processes share either trials or the samples of each: take process= or split=, not both')
   if how.split and given.batch_size % jax.device_count():
     raise errors.UsageError(
-      f'{given.batch_size} images behind one upload cannot be shared evenly by {jax.device_count()} devices'
+      f'{given.batch_size} samples behind one upload cannot be shared evenly by {jax.device_count()} devices'
     )
 
 

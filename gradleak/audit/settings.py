@@ -20,7 +20,7 @@ COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
 class AuditSettings:
   """The settings of an audit that are no objects; each is a keyword argument of `audit` and a flag of the programs."""
 
-  batch_size: int = setting(1, 'Images behind one upload.', **_RUN, **COUNT)
+  batch_size: int = setting(1, 'Samples behind one upload.', **_RUN, **COUNT)
   restarts: int = setting(1, 'Starts per trial; the least matching distance is chosen.', **_ATTACKER, **COUNT)
   steps: int | None = setting(
     None,

@@ -306,7 +306,7 @@ def validate(images: Any, labels: Any, num_classes: int | None = None) -> None:
     UsageError: for anything else; names the value and the first image that has it.
   """
   check_images(images)
-  check_labels(labels, len(np.asarray(images)), num_classes)
+  check_labels(labels, len(np.asarray(images)), num_classes, ('image', 'images'))
 
 
 def check_images(images: Any) -> None:
@@ -323,24 +323,51 @@ def check_images(images: Any) -> None:
     raise errors.UsageError(f'image {wrong[0][0]} has a pixel of {value:g}, expected finite values in [0, 1]')
 
 
-def check_labels(labels: Any, count: int, num_classes: int | None = None) -> None:
-  """Checks labels: integers [count], in [0, num_classes); raises `UsageError` for others, and names the first."""
+def check_labels(
+  labels: Any, count: int, num_classes: int | None = None, noun: tuple[str, str] = ('sample', 'samples')
+) -> None:
+  """Checks labels: integers [count], in [0, num_classes).
+
+  Args:
+    labels: of the samples.
+    count: number of samples.
+    num_classes: the number of classes (None: labels need only be ≥ 0).
+    noun: what one sample is called, singular and plural.
+
+  Raises:
+    UsageError: for anything else; names the first sample that has another label.
+  """
   labels = errors.host_array('labels', labels)
   if labels.shape != (count,) or not np.issubdtype(labels.dtype, np.integer):
     raise errors.UsageError(
-      f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {count} images'
+      f'labels are {labels.dtype.name} of shape {labels.shape}, expected one integer for each of {count} {noun[1]}'
+      f'{column(labels.shape, count)}'
     )
-  check_classes(labels, num_classes)
+  check_classes(labels, num_classes, noun[0])
+
+
+def column(shape: Sequence[int], count: int) -> str:
+  """Returns, for messages, what to do about labels [N, 1] where N are expected; '' for another shape."""
+  return ': the axis of length 1 is one too many, give labels[:, 0]' if tuple(shape) == (count, 1) else ''
 
 
 @ranged
-def check_classes(labels: Any, num_classes: Annotated[int | None, Range(1, 2**31)] = None) -> None:
-  """Checks integer labels [N]; raises `UsageError` for one out of [0, num_classes), names the first."""
+def check_classes(
+  labels: Any, num_classes: Annotated[int | None, Range(1, 2**31)] = None, noun: str = 'sample'
+) -> None:
+  """Checks integer labels [N, …]; raises `UsageError` for one out of [0, num_classes).
+
+  Args:
+    labels: of the samples.
+    num_classes: the number of classes (None: labels need only be ≥ 0).
+    noun: what one sample is called.
+  """
   labels, highest = errors.host_array('labels', labels), np.inf if num_classes is None else num_classes - 1
-  wrong = np.flatnonzero((labels.ravel() < 0) | (labels.ravel() > highest))
+  wrong: np.ndarray = np.argwhere((labels < 0) | (labels > highest))
   if len(wrong):
     expected = 'at least 0' if num_classes is None else f'in [0, {highest}]'
-    raise errors.UsageError(f'image {wrong[0]} has the label {labels.ravel()[wrong[0]]}, expected {expected}')
+    where = '' if labels.ndim == 1 else f' at {tuple(map(int, wrong[0][1:]))}'
+    raise errors.UsageError(f'{noun} {wrong[0][0]} has the label {labels[tuple(wrong[0])]}{where}, expected {expected}')
 
 
 def two(name: str, given: Any) -> tuple[Any, Any]:
@@ -357,6 +384,7 @@ def pair(
   sample_shape: tuple[int, ...] | None = None,
   check: Callable[[Any], None] | None = None,
   check_targets: Callable[[Any, int], Any] | None = None,
+  noun: tuple[str, str] = ('image', 'images'),
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns a user's (samples, targets) as NumPy arrays.
 
@@ -367,6 +395,7 @@ def pair(
     sample_shape: (H, W, C) that the images must have, or None.
     check: of samples that are no images; by default `check_images`.
     check_targets: (labels, number of samples), of targets that are no classes; by default `check_labels`.
+    noun: what one sample is called, singular and plural.
 
   Raises:
     UsageError: for anything else.
@@ -377,12 +406,12 @@ def pair(
     if check_targets is not None:
       check_targets(labels, len(images))
     else:
-      check_labels(labels, len(images), num_classes)
+      check_labels(labels, len(images), num_classes, noun)
   except errors.UsageError as error:
     raise errors.UsageError(f'{name}: {error}') from error
   images, labels = np.asarray(images), np.asarray(labels)
   if sample_shape is not None and images.shape[1:] != tuple(sample_shape):
-    raise errors.UsageError(f'{name}: images are {images.shape[1:]}, expected {tuple(sample_shape)}')
+    raise errors.UsageError(f'{name}: {noun[1]} are {images.shape[1:]}, expected {tuple(sample_shape)}')
   return images, labels
 
 

@@ -382,7 +382,7 @@ def _transformation(
       raise errors.UsageError(f'concealment(sensitive) is {count}, and the batch holds {samples.shape[0]} samples')
     if proxies is not None and proxies[0].shape[1:] != samples.shape[1:]:
       raise errors.UsageError(
-        f'concealment(start=proxy) has public images of shape {proxies[0].shape[1:]}, the batch {samples.shape[1:]}'
+        f'concealment(start=proxy) has public samples of shape {proxies[0].shape[1:]}, the batch {samples.shape[1:]}'
       )
     weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else jnp.asarray(weights, jnp.float32)
     params, original = jax.tree.map(lambda x: x.astype(jnp.float32), (params, updates))
@@ -408,7 +408,7 @@ def _check_public(public: tuple | None, num_classes: int) -> None:
   samples, targets = public
   if len(samples) != len(targets) or not len(samples):
     raise errors.UsageError(
-      f'concealment(start=proxy) got {len(samples)} public images and {len(targets)} labels, expected one label each'
+      f'concealment(start=proxy) got {len(samples)} public samples and {len(targets)} labels, expected one label each'
     )
   if not 0 <= np.min(targets) <= np.max(targets) < num_classes:
     raise errors.UsageError(

@@ -265,11 +265,11 @@ def prepare(context: Context, settings: Settings) -> tuple[Slicing]:
   """
   if context.public is None:
     raise errors.UsageError(
-      'the defense graddefense measures its risk on public images: give public=(samples, targets) to gradleak.scenario'
+      'the defense graddefense measures its risk on public samples: give public=(samples, targets) to gradleak.scenario'
     )
   root, held = settings['root'], len(context.public[0])
   if root is not None and root > held:
-    raise errors.UsageError(f'graddefense(root) is {root}, and there are {held} public images')
+    raise errors.UsageError(f'graddefense(root) is {root}, and there are {held} public samples')
   samples, targets = (jnp.asarray(part[: _ROOT if root is None else root]) for part in context.public)
   risk = sensitivity(
     context.client, context.variables, samples, targets, method=settings['estimate'], key=jax.random.key(0)

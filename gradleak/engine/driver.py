@@ -287,7 +287,7 @@ def _failure(error: Exception, where: str = '') -> errors.DeviceError:
   first = str(error).strip().split('\n')[0]
   if memory.ran_out(error):
     return errors.DeviceError(
-      f'out of memory{where}, with one trial at a time: take fewer images per trial, a smaller model or fewer trials '
+      f'out of memory{where}, with one trial at a time: take fewer samples per trial, a smaller model or fewer trials '
       f'({first})'
     )
   return errors.DeviceError(

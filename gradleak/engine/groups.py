@@ -145,7 +145,7 @@ def place(lanes: np.ndarray, layout: Layout, capacity: int | None = None) -> Pla
   group_size, devices, split, room = layout
   devices = devices or jax.local_devices()
   if split % len(devices):
-    raise errors.UsageError(f'{split} images cannot be shared evenly by {len(devices)} devices')
+    raise errors.UsageError(f'{split} samples cannot be shared evenly by {len(devices)} devices')
   groups = -(-len(lanes) // group_size)
   fitting = max(groups, -(-room // group_size))
   # XLA compiles programs of a single device to other bits, and loops over a single group.

@@ -6,7 +6,7 @@ The victim and the attacker's simulation of it run the same code; they differ on
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -77,7 +77,9 @@ class Client:
     shuffled: whether each epoch takes the samples in a new order; in their own where there is no key.
     order: the order of the samples in each epoch, a permutation for each; None where `shuffled` tells it.
     precision: dtype of the forward and backward pass, 'float32' or 'bfloat16'; parameters and updates keep their own.
-    frozen: names of layers, or of modules in the parameters, that are neither trained nor shared.
+    frozen: what is neither trained nor shared: modules in the parameters, by their paths ('block/conv', as PyTorch's
+      'block.conv') or by a name that all of them have; or layers, by names that are no modules'. A norm that follows a
+      module is not in it.
     private: likewise, of those that are trained and not shared (FedBN, FedPer). Whoever simulates the client takes
       their weights from `variables`, too: an attacker is granted them.
     cohort: clients whose mean update the server sees (secure aggregation); each has an equal part of the samples.
@@ -141,13 +143,10 @@ class Client:
       UsageError: for labels that the loss does not take, or of another shape than the outputs.
     """
     kind = self.loss.targets
-    targets = kind.checked(targets, count, self.num_classes)
+    targets = kind.checked(targets, count, self.num_classes, self.modality.noun[0])
     found = kind.encode(targets, self.num_classes, jnp.result_type(dtype))
-    if outputs is not None and not self.loss.own and found.shape != (count, *outputs):
-      raise errors.UsageError(
-        f'targets are {targets.dtype} of shape {targets.shape}, and the model returns outputs of shape '
-        f'{(count, *outputs)}: expected {kind.expected(count, self.num_classes)}'
-      )
+    if outputs is not None and not self.loss.own:
+      kind.check_shape(targets, outputs)
     return found
 
   def num_steps(self, num_samples: int) -> int:
@@ -398,23 +397,22 @@ class Client:
     trained = self.trained_layers(params, sample_shape)
     return jax.tree.map(jnp.logical_and, trained, self._without('private', params, sample_shape))
 
+  def kept_paths(self, params: Tree, sample_shape: tuple[int, ...]) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the parameters that are frozen or private; raises as `trained_layers` does."""
+    return self._paths('frozen', params, sample_shape) | self._paths('private', params, sample_shape)
+
   def _without(self, which: str, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is in none of the layers that a field names."""
-    names_of = getattr(self, which)
-    layers = self.model.layers(sample_shape) if self.model.layers is not None else ()
-    paths = {path for layer in layers if layer.name in names_of for path in layer.paths}
-    known = {layer.name for layer in layers}
+    paths = self._paths(which, params, sample_shape)
+    return jax.tree.map_with_path(lambda path, leaf: jnp.asarray(trees.path_names(path) not in paths), params)
 
-    def other(path: tuple, leaf: jax.Array) -> jax.Array:
-      names = trees.path_names(path)
-      known.update(names[:-1])
-      return jnp.asarray(names not in paths and not any(name in names_of for name in names[:-1]))
-
-    found = jax.tree_util.tree_map_with_path(other, params)
-    for name in names_of:
-      if name not in known:
-        raise errors.unknown(f'{which} layer', name, known)
-    if layers and all(layer.name in names_of for layer in layers):
+  def _paths(self, which: str, params: Tree, sample_shape: tuple[int, ...]) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the parameters in the layers that a field names."""
+    names = getattr(self, which)
+    paths = [trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params)] if names else []
+    layers = self.model.layers(sample_shape) if names and self.model.layers is not None else ()
+    found = frozenset[tuple[str, ...]]().union(*(_named(which, name, paths, layers) for name in names))
+    if names and found.issuperset(paths):
       raise errors.UsageError(f'all layers are {which}: there is nothing to share')
     return found
 
@@ -526,6 +524,26 @@ class Client:
     for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
       mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
     return Upload(trees.masked(update, mask), mask, count), state
+
+
+def _named(which: str, name: str, paths: list[tuple[str, ...]], layers: Sequence[trees.Layer]) -> set[tuple[str, ...]]:
+  """Returns the paths of the parameters that a name is of, see `Client.frozen`; raises `UsageError` for none."""
+  modules = {path[:length] for path in paths for length in range(1, len(path))}
+  own = tuple(name.replace('.', '/').strip('/').split('/'))
+  called = {module for module in modules if module[-1] == name}
+  if own in modules:
+    if called - {own}:
+      others = ', '.join(sorted('/'.join(module) for module in called - {own}))
+      raise errors.UsageError(
+        f'the {which} layer {name!r} is the name of several modules: write /{name} for that which is in no other, and '
+        f'/{name} with the paths of the others for all ({others})'
+      )
+    return {path for path in paths if path[: len(own)] == own}
+  of_layer = [set(layer.paths) for layer in layers if layer.name == name]
+  if not of_layer and not called:
+    known = {layer.name for layer in layers} | {'/'.join(module) for module in modules}
+    raise errors.unknown(f'{which} layer', name, known)
+  return of_layer[0] if of_layer else {path for path in paths if name in path[:-1]}
 
 
 def _checked_order(given: Any, shuffled: bool, epochs: int) -> tuple[tuple[int, ...], ...]:

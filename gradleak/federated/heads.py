@@ -78,7 +78,7 @@ def check_head(model: Model, variables: Mapping, sample_shape: Sequence[int]) ->
   advice = 'return the logits, or give gradleak.Client a loss of your own on probabilities, gradleak.losses.wrap'
   if (found >= 0).all() and (np.abs(found.sum(axis=-1) - 1) < _CLOSE).all():
     raise errors.UsageError(
-      f'the model {model.name!r} returns probabilities, which are at least 0 and sum to 1 for every image, and the '
+      f'the model {model.name!r} returns probabilities, which are at least 0 and sum to 1 for every sample, and the '
       f'loss takes logits: {advice}'
     )
   drawn = [np.asarray(run(_drawn(variables, seed), samples)) for seed in range(_DRAWS)]

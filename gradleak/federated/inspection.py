@@ -169,7 +169,7 @@ def _last_layer(layer: Layer, params: Tree) -> list[Finding]:
     apart = np.abs(bias - np.median(bias)).max()
     text = (
       'The biases of the last layer ({where}) differ from their median by up to {value:.3g}, so that a class has '
-      'probability 0 or 1 for any image.'
+      'probability 0 or 1 for any sample.'
     )
     found.append(_finding('last_bias', layer.name, apart, text))
   lengths = np.linalg.norm(matrix, axis=0)
@@ -197,7 +197,7 @@ def _front(layers: Sequence[Layer], params: Tree, sample_shape: Sequence[int]) -
     and first.shape[0] == pixels
     and second.shape == (first.shape[1], pixels)
   )
-  text = 'Two dense layers in front of the network ({where}) turn the image into an image.'
+  text = 'Two dense layers in front of the network ({where}) turn the sample into one of its shape.'
   return [_finding('front', layers[0].name, float(is_module), text)]
 
 

@@ -29,7 +29,8 @@ class Loss(methods.Method):
   Attributes:
     targets: the kind of targets.
     activation: what it applies to the outputs itself: 'softmax', 'sigmoid', or '' for nothing that is known.
-    divisor: (targets, **settings) -> what the sum over a batch is divided by, for each sample, floats [N]; None for 1.
+    divisor: (targets, **settings) -> what the sum over a batch is divided by, for each sample, floats [N], and its own
+      loss where it is not 0; None for 1.
     own: which targets the samples themselves give, a name of `Modality.targets`; '' where labels are the targets.
     hides: settings that say what of a sample is hidden from the model.
   """
@@ -78,12 +79,13 @@ class Loss(methods.Method):
     """
     if self.summed:
       return jnp.sum(weights * losses)
-    if self.divisor is not None:
-      weights = weights * self.divisor(targets, **self.settings)
-    total = jnp.sum(weights)
+    if self.divisor is None:
+      return jnp.sum(weights * losses) / jnp.sum(weights)
+    parts = self.divisor(targets, **self.settings)
+    total = jnp.sum(weights * parts)
     if self.own:  # a batch may have no position that counts
-      total = jnp.where(total > 0, total, jnp.ones_like(total))
-    return jnp.sum(weights * losses) / total
+      total = _not_zero(total)
+    return jnp.sum(weights * _not_zero(parts) * losses) / total
 
   def require_cross_entropy(self, what: str) -> None:
     """Raises `UsageError` for anything but the mean cross-entropy of classes, which `what` is derived for."""
@@ -132,6 +134,11 @@ def _reduced(elements: jax.Array, reduction: str) -> jax.Array:
   return (jnp.sum if reduction == 'sum' else jnp.mean)(elements, axis=axes) if axes else elements
 
 
+def _not_zero(divisor: jax.Array) -> jax.Array:
+  """Returns what sums are divided by, 1 in place of 0: such a sum is not divided, see `Loss.divisor`."""
+  return jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)
+
+
 def _of_classes(weight: tuple[float, ...] | None, targets: jax.Array) -> jax.Array:
   """Returns the weight of each output, [1, …, outputs]; raises `UsageError` for another number of them."""
   found = jnp.asarray(weight, targets.dtype)
@@ -175,7 +182,7 @@ def cross_entropy(
   losses = -jnp.sum(smoothed * jax.nn.log_softmax(outputs), axis=-1)
   if weight is None or average == 'samples' or reduction == 'sum':
     return _reduced(losses, reduction)
-  return _reduced(losses, 'mean') / _sum_of_weights(targets, weight=weight, average=average)
+  return _reduced(losses, 'mean') / _not_zero(_sum_of_weights(targets, weight=weight, average=average))
 
 
 @_loss(CLASSES, 'softmax')
@@ -270,17 +277,21 @@ def binary_focal(
 ) -> jax.Array:
   """Returns α_t (1 − p_t)^γ (−log p_t) with p = σ(z), averaged over the outputs (Lin et al. 2017, eq. 5).
 
+  Where y is no whole number, −log p_t is the binary cross-entropy and p_t = y p + (1 − y) (1 − p), as in torchvision.
+
   Args:
     outputs: logits z.
-    targets: y, 0 or 1.
+    targets: y, 0 or 1 or a probability.
     gamma: γ.
     alpha: α, the weight of ones, 1 − α that of zeros; None for no weight.
     reduction: of a batch, 'mean' or 'sum'.
   """
   ones, zeros = jax.nn.log_sigmoid(outputs), jax.nn.log_sigmoid(-outputs)
   cross_entropies = -(targets * ones + (1 - targets) * zeros)
-  others = jnp.exp(gamma * (targets * zeros + (1 - targets) * ones))  # log(1 − p_t), exact where y is 0 or 1
-  losses = others * cross_entropies
+  whole = targets * zeros + (1 - targets) * ones  # log(1 − p_t) where y is 0 or 1, exact also where p_t rounds to 1
+  mixed = targets * jax.nn.sigmoid(-outputs) + (1 - targets) * jax.nn.sigmoid(outputs)
+  between = (targets > 0) & (targets < 1)
+  losses = jnp.exp(gamma * jnp.where(between, jnp.log(jnp.where(between, mixed, 1)), whole)) * cross_entropies
   if alpha is not None:
     losses = losses * (alpha * targets + (1 - alpha) * (1 - targets))
   return _reduced(losses, reduction)

@@ -1,8 +1,9 @@
 """Optimizers of local training, as PyTorch defines them, and what federated algorithms add to the gradient.
 
-Attackers differentiate through them. A root is therefore never of zero: `_ROOT` is added below it.
+Attackers differentiate through them: the derivative of a root of zero is zero.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeAlias
 
@@ -10,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak.core import errors
-from gradleak.core.settings import NonNegative, Range, ranged
+from gradleak.core import errors, trees
+from gradleak.core.settings import NonNegative, Positive, Range, ranged
 from gradleak.core.trees import Tree
 
-_ROOT = 1e-16
+_BELOW = 1e-6  # added to a norm by PyTorch before it divides by it
 
 Rate: TypeAlias = float | optax.Schedule
 
@@ -26,12 +27,37 @@ def sgd(rate: Rate, momentum: float = 0.0) -> optax.GradientTransformation:
 
 def adam(rate: Rate) -> optax.GradientTransformation:
   """Returns Adam with β = 0.9 and 0.999, ε = 1e-8; PyTorch adds its weight decay to the gradient."""
-  return optax.adam(rate, eps_root=_ROOT)
+  return optax.chain(_scaled_by_adam(), optax.scale_by_learning_rate(rate))
 
 
 def adamw(rate: Rate, weight_decay: float = 0.0) -> optax.GradientTransformation:
   """Returns AdamW, whose weight decay is beside Adam's step (Loshchilov and Hutter 2019, algorithm 2)."""
-  return optax.adamw(rate, eps_root=_ROOT, weight_decay=weight_decay)
+  decay = optax.add_decayed_weights(weight_decay)
+  return optax.chain(_scaled_by_adam(), decay, optax.scale_by_learning_rate(rate))
+
+
+def _scaled_by_adam() -> optax.GradientTransformation:
+  """Returns m̂ / (√v̂ + ε), as `optax.scale_by_adam` but for the root."""
+  first, second, outside = 0.9, 0.999, 1e-8
+
+  def init(params: Tree) -> optax.ScaleByAdamState:
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
+
+  def update(updates: Tree, state: Any, params: Tree | None = None) -> tuple[Tree, optax.ScaleByAdamState]:
+    del params
+    count = state.count + 1
+    means = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state.mu, updates)
+    squares = jax.tree.map(lambda v, g: second * v + (1 - second) * jnp.square(g), state.nu, updates)
+    steps = count.astype(jnp.float32)
+
+    def scaled(m: jax.Array, v: jax.Array) -> jax.Array:
+      unbiased, size = (-jnp.expm1(steps * math.log(beta)) for beta in (first, second))  # 1 − β^t, without rounding β
+      return m / unbiased.astype(m.dtype) / (trees.safe_sqrt(v / size.astype(v.dtype)) + outside)
+
+    return jax.tree.map(scaled, means, squares), optax.ScaleByAdamState(count, means, squares)
+
+  return optax.GradientTransformation(init, update)
 
 
 def rmsprop(rate: Rate, momentum: float = 0.0) -> optax.GradientTransformation:
@@ -41,7 +67,7 @@ def rmsprop(rate: Rate, momentum: float = 0.0) -> optax.GradientTransformation:
   def update(updates: Tree, squares: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
     del params
     squares = jax.tree.map(lambda v, g: decay * v + (1 - decay) * jnp.square(g), squares, updates)
-    return jax.tree.map(lambda g, v: g / (jnp.sqrt(v + _ROOT) + outside), updates, squares), squares
+    return jax.tree.map(lambda g, v: g / (trees.safe_sqrt(v) + outside), updates, squares), squares
 
   scaled = optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
   parts = [scaled, optax.trace(momentum)] if momentum else [scaled]
@@ -54,6 +80,23 @@ OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'adamw': adamw,
   'rmsprop': rmsprop,
 }
+
+
+@ranged
+def clipped(norm: Positive) -> optax.GradientTransformation:
+  """Returns PyTorch's `clip_grad_norm_`: g · min(1, C / (‖g‖₂ + 1e-6)), of all parameters together.
+
+  Args:
+    norm: C.
+  """
+
+  def update(updates: Tree, params: Tree | None) -> Tree:
+    del params
+    length = trees.norm(updates)  # its derivative at 0 is finite
+    factor = jnp.minimum(1.0, jnp.float32(norm) / (length + _BELOW))
+    return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+
+  return optax.stateless(update)
 
 
 @ranged

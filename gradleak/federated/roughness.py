@@ -41,7 +41,8 @@ def roughness(
   Raises:
     UsageError: for a σ that is no number, more samples behind an upload than there are, or samples that do not fit.
   """
-  samples, targets = data.pair('the samples', (samples, targets), check=client.modality.check)
+  kind = client.modality
+  samples, targets = data.pair('the samples', (samples, targets), check=kind.check, noun=kind.noun)
   errors.check_number('batch_size', batch_size, low=1, high=len(samples), integer=True)
   for stddev in stddevs:
     errors.check_number('stddevs', stddev, low=0, finite=True)

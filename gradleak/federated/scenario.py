@@ -313,7 +313,7 @@ def _checked_public(
   """Returns public samples and targets as they are kept."""
   if public is None:
     return None
-  samples, targets = data.pair('public', public, None, sample_shape, kind.check, check)
+  samples, targets = data.pair('public', public, None, sample_shape, kind.check, check, kind.noun)
   return kind.cast(samples), client.loss.targets.kept(targets)
 
 
@@ -399,7 +399,7 @@ def _checked_gallery(kind: Modality, gallery: Any, sample_shape: tuple, num_clas
       raise errors.UsageError(
         f'the labels of the gallery are {targets.dtype} of shape {targets.shape}, expected {len(samples)} integers'
       )
-    data.check_classes(targets, num_classes)
+    data.check_classes(targets, num_classes, kind.noun[0])
   return data.Candidates(samples[:_LOOKED_AT], targets[:_LOOKED_AT], *(given[2:] if labelled else ()))
 
 

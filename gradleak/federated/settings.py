@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from gradleak.core import errors, settings, trees
+from gradleak.core import errors, settings
 from gradleak.core.settings import setting
 from gradleak.federated.augmentation import AUGMENTATIONS
 from gradleak.federated.client import PRECISIONS, Client
 from gradleak.federated.losses import Loss, as_loss
-from gradleak.federated.optimizers import OPTIMIZERS, accumulated, adamw, proximal
+from gradleak.federated.optimizers import OPTIMIZERS, accumulated, adamw, clipped, proximal
 from gradleak.models import Model
 
 _CLIENT: dict[str, Any] = {'group': 'client'}
@@ -51,7 +51,11 @@ class ClientSettings:
     0.0, "Momentum of local training by sgd or rmsprop; adam's own are 0.9 and 0.999.", **_CLIENT, low=0, high=1
   )
   weight_decay: float = setting(
-    0.0, 'Weight decay of local training, added to the gradient; of adamw beside its step.', **_CLIENT, low=0, high=1
+    0.0,
+    "Weight decay of local training, added to the gradient; of adamw beside its step, where PyTorch's default is 0.01.",
+    **_CLIENT,
+    low=0,
+    high=1,
   )
   accumulate: int = setting(
     1, 'Batches whose mean gradient makes one step of the optimizer.', **_CLIENT, low=1, integer=True
@@ -87,7 +91,7 @@ class ClientSettings:
     'float32', 'Precision of forward and backward pass: float32 or bfloat16.', **_CLIENT, choices=PRECISIONS
   )
   frozen: str = setting(
-    '', "Layers that are neither trained nor shared, as 'Conv_0-Conv_1'; none by default.", **_CLIENT
+    '', "Layers that are neither trained nor shared, as 'Conv_0-block/Conv_1'; none by default.", **_CLIENT
   )
   private: str = setting('', 'Layers that are trained and not shared, likewise; none by default.', **_CLIENT)
   cohort: int = setting(
@@ -156,8 +160,7 @@ def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
   if given.weight_decay and given.optimizer != 'adamw':
     parts.insert(0, optax.add_decayed_weights(given.weight_decay))
   if given.max_norm is not None:
-    bound = given.max_norm
-    parts.insert(0, optax.stateless(lambda updates, params: trees.clip(updates, bound)))
+    parts.insert(0, clipped(given.max_norm))
   if given.proximal:
     parts.insert(0, proximal(given.proximal))
   optimizer = parts[0] if len(parts) == 1 else optax.chain(*parts)

@@ -139,8 +139,12 @@ class Round(NamedTuple):
 
 
 def start(federation: Federation, variables: Mapping) -> State:
-  """Returns the `State` before the first round; raises `UsageError` for variables of another model."""
-  check_variables(federation.client.model, variables, federation.samples.shape[1:])
+  """Returns the `State` before the first round; raises `UsageError` for variables or targets of another model."""
+  shape = federation.samples.shape[1:]
+  check_variables(federation.client.model, variables, shape)
+  federation.client.targets(
+    federation.targets, len(federation.samples), outputs=outputs_shape(federation.client.model, variables, shape)
+  )
   params = variables['params']
   server = promoting(federation.server).init(params)
   return State(0, variables, server, federation.chain.init(params), {}, np.zeros(len(federation.partition), np.int32))
@@ -481,8 +485,13 @@ def classified(
   if np.ndim(samples) == 4:
     data.check_images(samples)
   check_variables(check_model(model), variables, np.shape(samples)[1:])
-  outputs = outputs_shape(model, variables, np.shape(samples)[1:])[-1]
-  check = functools.partial(loss.targets.checked, outputs=outputs)
+  outputs = outputs_shape(model, variables, np.shape(samples)[1:])
+
+  def check(given: Any, count: int) -> None:
+    given = loss.targets.checked(given, count, outputs[-1])
+    if not loss.own:
+      loss.targets.check_shape(given, outputs)
+
   samples, targets = data.pair('the samples', (samples, targets), check=np.asarray, check_targets=check)
   decided(loss, targets[:1])  # raises for what cannot be
   predicted, total, score = [], 0.0, _score(model, loss)

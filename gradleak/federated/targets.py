@@ -5,7 +5,7 @@ An attacker can so optimise them together with the samples.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ import numpy as np
 
 from gradleak import data
 from gradleak.core import errors
+
+_SUM = 1e-3  # by which a sum of probabilities may differ from 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Targets:
     name: what texts call it.
     expected: (number of samples, number of outputs) -> what may be given, for messages.
     given: (targets as an array, number of samples, number of outputs) -> whether they are of this kind.
-    check: (concrete targets, number of outputs) -> None; raises `UsageError` for values out of range.
+    check: (concrete targets, number of outputs, what a sample is called) -> None; raises `UsageError` for values out of
+      range.
     encode: (targets, number of outputs, dtype) -> floats in the shape of the outputs.
     relax: free variables in the shape of the outputs -> targets that a search may take.
     draw: (key, shape of the outputs) -> random targets, as they may be given.
@@ -35,7 +38,7 @@ class Targets:
   name: str
   expected: Callable[[int, int], str]
   given: Callable[[Any, int, int], bool]
-  check: Callable[[Any, int], None]
+  check: Callable[[Any, int, str], None]
   encode: Callable[[jax.Array, int, Any], jax.Array]
   relax: Callable[[jax.Array], jax.Array]
   draw: Callable[[jax.Array, tuple[int, ...]], jax.Array]
@@ -51,13 +54,14 @@ class Targets:
       return targets.astype(np.int32 if _integral(targets) else floating)
     return targets.astype(floating).reshape(len(targets), *(targets.shape[1:] or (1,)))
 
-  def checked(self, targets: Any, count: int, outputs: int) -> Any:
+  def checked(self, targets: Any, count: int, outputs: int, noun: str = 'sample') -> Any:
     """Returns targets as an array; the values of traced ones are not read.
 
     Args:
       targets: of the samples.
       count: number of samples.
       outputs: size of the last axis of what the network returns: its number of classes, flags or values.
+      noun: what one sample is called.
 
     Raises:
       UsageError: for targets of another kind, or out of range.
@@ -66,10 +70,25 @@ class Targets:
     if not self.given(targets, count, outputs):
       raise errors.UsageError(
         f'labels are {targets.dtype} of shape {targets.shape}, expected {self.expected(count, outputs)}'
+        + (data.column(targets.shape, count) if outputs > 1 else '')
       )
     if not isinstance(targets, jax.core.Tracer):
-      self.check(targets, outputs)
+      self.check(targets, outputs, noun)
     return targets
+
+  def check_shape(self, targets: Any, outputs: tuple[int, ...]) -> None:
+    """Raises `UsageError` for targets of another shape than the outputs.
+
+    Args:
+      targets: as `checked` returns them, [N, …].
+      outputs: shape of what the model returns for one sample.
+    """
+    count = len(targets)
+    if jax.eval_shape(lambda x: self.encode(x, outputs[-1], float), targets).shape != (count, *outputs):
+      raise errors.UsageError(
+        f'targets are {targets.dtype} of shape {targets.shape}, and the model returns outputs of shape '
+        f'{(count, *outputs)}: expected {self.expected(count, outputs[-1])}{data.column(targets.shape, count)}'
+      )
 
 
 def _floating(targets: Any) -> bool:
@@ -97,9 +116,32 @@ def _classes(targets: Any, count: int, outputs: int) -> bool:
   return _integral(targets) and targets.ndim > 0 and targets.shape[0] == count and outputs > 1
 
 
-def _check_classes(targets: Any, outputs: int) -> None:
+def _check_classes(targets: Any, outputs: int, noun: str) -> None:
   if _integral(targets):
-    data.check_classes(targets, outputs)
+    data.check_classes(targets, outputs, noun)
+    return
+  values = np.asarray(targets, np.float64)
+  wrong = np.argwhere(~((values >= 0) & np.isfinite(values)))
+  if len(wrong):
+    *place, output = map(int, wrong[0])
+    raise errors.UsageError(
+      f'{_place(noun, place)} has the probability {values[tuple(wrong[0])]:g} of class {output}, expected numbers ≥ 0 '
+      'that sum to 1'
+    )
+  sums = values.sum(axis=-1)
+  apart = np.argwhere(np.abs(sums - 1) > _SUM * max(1, float(jnp.finfo(targets.dtype).eps) / 1e-4))
+  if len(apart):
+    place = [int(one) for one in apart[0]]
+    raise errors.UsageError(
+      f'the probabilities of {_place(noun, place)} sum to {sums[tuple(place)]:.6g}, expected 1: of several classes at '
+      "once, each with a probability of its own, the loss is 'binary_cross_entropy'"
+    )
+
+
+def _place(noun: str, place: Sequence[int]) -> str:
+  """Returns what a sample is called, with the position in it where it has several."""
+  number, *position = place
+  return f'{noun} {number}' + (f' at {tuple(position)}' if position else '')
 
 
 def _encoded_classes(targets: jax.Array, outputs: int, dtype: Any) -> jax.Array:
@@ -140,13 +182,13 @@ def _combination(flags: jax.Array) -> jax.Array:
   return jnp.sum(jnp.where(flags > 0, places, 0), axis=-1)
 
 
-def _check_flags(targets: Any, outputs: int) -> None:
+def _check_flags(targets: Any, outputs: int, noun: str) -> None:
   del outputs
   values = np.asarray(targets)
   wrong = np.argwhere(~((values >= 0) & (values <= 1)))  # true for NaN as well
   if len(wrong):
     raise errors.UsageError(
-      f'sample {wrong[0][0]} has the label {values[tuple(wrong[0])]}, expected 0, 1 or a probability'
+      f'{noun} {wrong[0][0]} has the label {values[tuple(wrong[0])]}, expected 0, 1 or a probability'
     )
 
 
@@ -162,11 +204,14 @@ FLAGS = Targets(
 )
 
 
-def _check_values(targets: Any, outputs: int) -> None:
-  del outputs
-  finite = np.isfinite(np.asarray(targets)).reshape(len(targets), -1).all(axis=1)
-  if not finite.all():
-    raise errors.UsageError(f'the target of sample {int(np.argmin(finite))} is not finite')
+def _check_values(targets: Any, outputs: int, noun: str) -> None:
+  values = np.asarray(targets)
+  wrong = np.argwhere(~np.isfinite(values))
+  if len(wrong):
+    of = f', output {wrong[0][-1]},' if outputs > 1 else ''
+    raise errors.UsageError(
+      f'the target of {noun} {wrong[0][0]}{of} is {values[tuple(wrong[0])]}, expected finite numbers'
+    )
 
 
 VALUES = Targets(
@@ -187,10 +232,10 @@ def _of_samples(targets: Any, count: int, outputs: int) -> bool:
   return _floating(targets) and (targets.shape == (count, 1) or whole)
 
 
-def _check_known(targets: Any, outputs: int) -> None:
+def _check_known(targets: Any, outputs: int, noun: str) -> None:
   del outputs
   if _integral(targets):
-    data.check_classes(targets)
+    data.check_classes(targets, noun=noun)
 
 
 # Targets that the samples give: what is given in their place says of what kind a sample is, and counts for no loss.

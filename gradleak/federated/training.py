@@ -1,6 +1,7 @@
 """A whole training: rounds, their cost, the accuracy of the model, and checkpoints to resume from."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -28,6 +29,7 @@ from gradleak.core.storage import (
 from gradleak.federated import chance, simulation
 from gradleak.federated.accounting import Ledger
 from gradleak.federated.simulation import Federation, Round, State
+from gradleak.models.model import outputs_shape
 
 _MEASURED = ('loss', 'update_norm')
 UNSETTLED = 2.0  # points of accuracy from one measurement to the next
@@ -79,7 +81,10 @@ def train(
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
   errors.check_json('config', {} if config is None else config)
   kind = federation.client.modality
-  test = None if test is None else data.pair('test', test, check=kind.check, check_targets=federation.client.targets)
+  if test is not None:
+    outputs = outputs_shape(federation.client.model, variables, federation.samples.shape[1:])
+    check = functools.partial(federation.client.targets, outputs=outputs)
+    test = data.pair('test', test, check=kind.check, check_targets=check, noun=kind.noun)
 
   def finished(state: State) -> bool:
     return state.number == rounds or _overdrawn(federation, state, key, privacy)

@@ -213,6 +213,11 @@ def outputs_shape(model: Model, variables: Mapping, sample_shape: tuple[int, ...
 
 def check_logits(model: Model, logits: Any, shape: tuple[int, ...]) -> jax.Array:
   """Returns what a model returned as logits; raises `UsageError` for anything but floats of this shape."""
+  if len(shape) > 2 and shape[1] == 1 and getattr(logits, 'shape', None) == (shape[0], *shape[2:]):
+    raise errors.UsageError(
+      f'labels of shape {shape[:-1]} are of one position of each sample, and the model {model.name!r} returns outputs '
+      f'of shape {logits.shape}, which have none: give labels[:, 0]'
+    )
   if getattr(logits, 'shape', None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
     raise errors.UsageError(
       f'the model {model.name!r} returns {_what(logits)}, expected logits alone: floats of shape {shape}'
@@ -266,7 +271,7 @@ def check_variables(model: Model, variables: Any, sample_shape: Sequence[int]) -
     difference = _difference(variables, expected)
     if difference:
       raise errors.UsageError(
-        f'the variables do not fit the model {model.name!r} for images of shape {sample_shape}: {difference}'
+        f'the variables do not fit the model {model.name!r} for samples of shape {sample_shape}: {difference}'
       )
   elif not _difference(variables, expected['params']):
     wanted = ', '.join(f'{name!r}: …' for name in sorted(expected, key=lambda name: name != 'params'))
@@ -345,7 +350,7 @@ def check_apply(model: Model, variables: Tree, sample_shape: Sequence[int]) -> N
 
   def trace(variables: Tree, samples: jax.Array) -> None:
     result = model.apply(variables, samples, False, None)
-    expected = f'[N, classes] floats for {samples.shape[0]} images'
+    expected = f'[N, classes] floats for {samples.shape[0]} samples'
     if not (isinstance(result, tuple) and len(result) == 2):
       raise errors.UsageError(
         f'the model {model.name!r} returns {_what(result)}, expected (logits, batch_stats) with logits {expected}'
@@ -365,8 +370,8 @@ def check_apply(model: Model, variables: Tree, sample_shape: Sequence[int]) -> N
     raise
   except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
-      f'the model {model.name!r} fails on a batch of shape {samples.shape} ({_reason(error)}); a function of one image '
-      'must be mapped over the batch by jax.vmap'
+      f'the model {model.name!r} fails on a batch of shape {samples.shape} ({_reason(error)}); a function of one '
+      'sample must be mapped over the batch by jax.vmap'
     ) from error
 
 
@@ -425,7 +430,7 @@ def initial(model: Model, key: jax.Array, sample_shape: ImageShape) -> Tree:
     raise
   except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
-      f'the model {model.name!r} cannot be initialised for images of shape {sample_shape}: {_reason(error)}'
+      f'the model {model.name!r} cannot be initialised for samples of shape {sample_shape}: {_reason(error)}'
     ) from error
 
 

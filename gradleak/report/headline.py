@@ -8,7 +8,7 @@ from gradleak.modalities import Modality
 from gradleak.report import blocks, marked, wording
 from gradleak.report.formatting import percent_range
 from gradleak.report.html import code, image, mark, method, text
-from gradleak.report.words import said, texts
+from gradleak.report.words import said, texts, worded
 from gradleak.summary import worst
 
 
@@ -92,7 +92,7 @@ def verdict_table(told: Sequence[Mapping[str, Any]], flagged: bool = False, boun
       marked.summary(line['pieces'])
       if line['pieces']
       else text(
-        image(line['truth'], f'Private image of trial {example["trial"]}.'),
+        image(line['truth'], worded(f'Private image of trial {example["trial"]}.')),
         ' ',
         image(line['found'], f'Its reconstruction by {example["attack"]}.'),
       )

@@ -276,7 +276,7 @@ def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list
     marked.summary([Piece(**piece) for piece in example['pieces']])
     if 'pieces' in example
     else text(
-      image(example['private'], f'Private image of trial {example["trial"]} under {entry["defense"]}.'),
+      image(example['private'], worded(f'Private image of trial {example["trial"]} under {entry["defense"]}.')),
       ' ',
       image(example['seen'], f'What {example["by"]} sees of it: {honest["verdict"]}.'),
     )

@@ -7,7 +7,7 @@ from gradleak.report.html import rendered
 from gradleak.summary import cases, shown
 
 _HEAD = ('defense', 'recovered', '95 % interval', 'by')
-_ALT = 'Private images, and the reconstructions of each attack.'
+_ALT = 'Private samples, and the reconstructions of each attack.'
 
 
 def html(result: AuditResult) -> str:

@@ -148,7 +148,7 @@ def _pictures(result: AuditResult) -> blocks.Section:
   truth, chosen = pictures.select(result)
   published = wording.published(result.methods)
   size, trials = result.config.get('batch_size', 1), len({row['trial'] for row in result.rows})
-  of_batch = f' of {size} images each' if size > 1 else ''
+  of_batch = worded(f' of {size} images each') if size > 1 else ''
   name = 'audit.pictures_some' if len(truth) < trials * size else 'audit.pictures'
   columns = [blocks.Column(span=1)]
   for trial, of_trial in together((picture.trial, picture) for picture in truth).items():
@@ -198,7 +198,7 @@ def _cells(row: Sequence[Picture]) -> list[blocks.Cell]:
 
 
 def _cell(picture: Picture, new: bool) -> blocks.Cell:
-  which = f'trial {picture.trial}' + (f', image {picture.index}' if picture.index else '')
+  which = f'trial {picture.trial}' + (worded(f', image {picture.index}') if picture.index else '')
   uri, kind = shown.data_uri(picture.pixels), 'new' if new else ''
   if picture.row is None:
     return blocks.Cell(html.image(uri, f'Private {picture.kind.noun[0]} of {which}.'), kind=kind)

@@ -467,9 +467,8 @@ def decepticons(client: Client, *, gain: Gain = 1e5, mark: Mark = 0.1) -> Attack
     places, about = places_of(client.model, observation.variables['params']), client.model.first_block
     if about is None:
       raise errors.UsageError(f'decepticons reads gpt or bert, and the model is {client.model.name!r}')
-    frozen = {*client.frozen, *client.private}
-    names = {'/'.join(places.up[: i + 1]) for i in range(len(places.up))} | set(places.up)
-    if frozen & names:
+    kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+    if any(one[: len(places.up)] == places.up for one in kept):
       raise errors.UsageError(
         f'decepticons reads the gradient of {"/".join(places.up)}, and the client does not share it: it is frozen or '
         'private'

@@ -137,7 +137,7 @@ def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario,
     if statistics == 'public':
       if public is None:
         raise errors.UsageError(
-          "statistics='public' needs images that everyone holds: give public=(samples, targets) to gradleak.scenario"
+          "statistics='public' needs samples that everyone holds: give public=(samples, targets) to gradleak.scenario"
         )
       if variables.get('batch_stats'):
         variables |= {'batch_stats': batch_statistics(client.model, variables, public[0])}

@@ -423,8 +423,8 @@ def _feature_statistics(model, variables, images):
   covariance = np.cov(features.T)
   if not np.trace(covariance) > 0:
     raise errors.UsageError(
-      "all public images have the same features, so no direction separates a class: give other images as 'public', or "
-      'another model'
+      "all public samples have the same features, so no direction separates a class: give other samples as 'public', "
+      'or another model'
     )
   size = features.shape[1]
   return features.mean(axis=0), covariance + 1e-6 * np.trace(covariance) / size * np.eye(size)

@@ -73,7 +73,7 @@ def bin_edges(
   """
   if measured is None and quantiles == 'empirical':
     raise errors.UsageError(
-      'imprint(quantiles=empirical) needs auxiliary images: give public=(samples, targets) to gradleak.scenario, '
+      'imprint(quantiles=empirical) needs auxiliary samples: give public=(samples, targets) to gradleak.scenario, '
       "or take 'normal' or 'laplace'"
     )
   mean, stddev = _NATURAL[measurement] if measured is None else (np.mean(measured), np.std(measured))

@@ -83,7 +83,7 @@ def passage(layers: Sequence[Layer], params: Tree, sample_shape: tuple[int, ...]
 def _dense_passage(size, sample_shape):
   if size != math.prod(sample_shape):
     raise errors.UsageError(
-      f'trap weights read images of {math.prod(sample_shape)} pixels, and the first dense layer takes {size} inputs'
+      f'trap weights read samples of {math.prod(sample_shape)} numbers, and the first dense layer takes {size} inputs'
     )
   return Passage({}, lambda x: x.reshape(x.shape[0], -1), lambda inputs: inputs.reshape(-1, *sample_shape))
 
@@ -254,8 +254,8 @@ def trap_weights(
   """
   if variant == 'soliton_data' and auxiliary is None:
     raise errors.UsageError(
-      'trap(variant=soliton_data) needs auxiliary images: give public=(samples, targets) to gradleak.scenario, or take '
-      "'soliton_free'"
+      'trap(variant=soliton_data) needs auxiliary samples: give public=(samples, targets) to gradleak.scenario, or '
+      "take 'soliton_free'"
     )
   rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
   pixels = np.flatnonzero(inputs)
@@ -345,7 +345,7 @@ def _check_passage(model, variables, paths, way, sample_shape):
   found = first_dense_input(*gradients(variables, probe, jnp.float32(1)))
   if not np.allclose(found, way.encode(np.asarray(probe))[0], atol=1e-3):
     raise errors.UsageError(
-      f'the model {model.name!r} does not pass its images on to the first dense layer: something in front of it, such '
+      f'the model {model.name!r} does not pass its samples on to the first dense layer: something in front of it, such '
       'as a stride, a sigmoid or a normalisation of the pixels, changes them; take a model such as mlp'
     )
   if np.any(gradients(variables, probe, jnp.float32(-1))[1]):

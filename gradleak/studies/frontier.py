@@ -262,7 +262,7 @@ def frontier(
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
   client, shape = scenario.client, scenario.samples.shape[1:]
   targets = functools.partial(client.targets, outputs=outputs_shape(client.model, scenario.variables, shape))
-  test = data.pair('test', test, None, shape, client.modality.check, targets)
+  test = data.pair('test', test, None, shape, client.modality.check, targets, client.modality.noun)
   parts = _parts(key, simulation.decided(client.loss, scenario.targets), clients)
   identity = {
     **dataclasses.asdict(given),

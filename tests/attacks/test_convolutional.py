@@ -59,7 +59,7 @@ def test_it_learns_once_and_from_public_data_alone(convolutional):
     (gl.attacks.fidel_decoder(), 'mlp', 'no convolution stands before the first dense layer'),
     (gl.attacks.fidel_decoder(), 'cnn', 'learns from public data'),
     (gl.attacks.prefix(), 'mlp', 'no layer stands before the first dense one'),
-    (gl.attacks.fidel(), 'cnn', 'not the 64 values of an image'),
+    (gl.attacks.fidel(), 'cnn', 'not the 64 values of a sample'),
   ],
 )
 def test_what_cannot_be_attacked_is_refused_before_anything_runs(digits, attack, model, message):

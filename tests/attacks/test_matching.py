@@ -158,7 +158,7 @@ def test_starts(client, observe, small_images):
   assert float(start('normal').min()) < -1
   assert np.unique(start('constant')).tolist() == [0.5]
   np.testing.assert_array_equal(start(images[0]), images[:1])
-  with pytest.raises(errors.UsageError, match='start image has shape'):
+  with pytest.raises(errors.UsageError, match='the start has shape'):
     start(images[0, :4])
   with pytest.raises(errors.UsageError, match="did you mean 'uniform'"):
     start('unifrm')

@@ -344,7 +344,7 @@ def test_what_it_does_not_read_is_refused(digits, module, number, local, message
 
 
 def test_fewer_weights_than_pixels_are_refused():
-  with pytest.raises(UsageError, match='fewer than the 16,384 pixels'):
+  with pytest.raises(UsageError, match='fewer than the 16,384 numbers'):
     peeling._network(gl.models.from_flax(Small()), (128, 128, 1), True)
 
 

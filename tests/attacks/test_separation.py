@@ -184,7 +184,7 @@ def test_usage_errors(victim):
   sent = jax.random.key(0), client, variables, update, jnp.ones((2, 10)) / 10
   with pytest.raises(errors.UsageError, match='at most 64 samples here, got 65'):
     separation.alternating(*sent, (65, 8, 8, 1))
-  with pytest.raises(errors.UsageError, match=r'takes 64 features, not an image of \(9, 9, 1\)'):
+  with pytest.raises(errors.UsageError, match=r'takes 64 features, not a sample of \(9, 9, 1\)'):
     separation.alternating(*sent, (2, 9, 9, 1))
   model = models.create('mlp+normalised(pixels=mnist)', 10)
   sent = sent[0], Client(model, 10), *sent[2:]

@@ -120,7 +120,7 @@ def test_without_public_images_what_learns_is_left_out(scenario):
     bare = scenario._replace(public=None)
     found = gl.autoleak(jax.random.key(1), bare, None, 1, progress='none')
   assert (
-    found.stages[1]['left_out'] == {str(LEARNED.attacks[0]): 'it learns from public images, and there are none'}
+    found.stages[1]['left_out'] == {str(LEARNED.attacks[0]): 'it learns from public samples, and there are none'}
     and not found.stages[1]['attacks']
   )
   assert set(found.verdicts()) == {'none'}

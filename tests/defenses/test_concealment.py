@@ -295,8 +295,8 @@ def test_public_samples_that_do_not_fit_are_named(settings, small_images):
   defenses.concealment(start='proxy')  # not made for a client: settings alone are checked
   for public, words in (
     (None, "none are given; start='noise' needs none"),
-    ((images, labels[:3]), '8 public images and 3 labels'),
-    ((images[:0], labels[:0]), '0 public images'),
+    ((images, labels[:3]), '8 public samples and 3 labels'),
+    ((images[:0], labels[:0]), '0 public samples'),
     ((images, labels + 5), 'expected classes in [0, 9]'),
   ):
     with pytest.raises(errors.UsageError) as caught:

@@ -337,7 +337,7 @@ def test_without_memory_the_groups_are_halved(table, monkeypatch):
 def test_without_memory_for_one_lane_the_error_says_what_to_do(table, monkeypatch):
   calls = fail(monkeypatch, lambda number, size: True, EXHAUSTED)
   saved = []
-  with pytest.raises(errors.DeviceError, match=r'out of memory at step 0 of 24, .* fewer images') as raised:
+  with pytest.raises(errors.DeviceError, match=r'out of memory at step 0 of 24, .* fewer samples') as raised:
     run(table, on_failure=saved.append)
   assert calls == [4, 2, 1] and '\n' not in str(raised.value)
   assert saved[0].step == 0 and saved[0].states.count.shape == (8,)
@@ -591,5 +591,5 @@ def test_two_processes_share_the_images_of_a_batch(small_images, tmp_path):
 
 
 def test_images_that_cannot_be_shared_evenly(table):
-  with pytest.raises(errors.UsageError, match='3 images cannot be shared evenly by 2 devices'):
+  with pytest.raises(errors.UsageError, match='3 samples cannot be shared evenly by 2 devices'):
     run(table, split=3)

@@ -217,6 +217,55 @@ def test_frozen_layers_are_neither_trained_nor_sent(small_images):
       ClientSettings(frozen=name).client(model, 10).local_update(None, variables, images, labels)
 
 
+def named(names, paths, layers=None):
+  """Returns the paths of what is frozen by these names in a tree of such paths, as texts."""
+  params = {}
+  for path in paths:
+    *modules, leaf = path.split('/')
+    tree = params
+    for module in modules:
+      tree = tree.setdefault(module, {})
+    tree[leaf] = jnp.zeros(1)
+  of_shape = None if layers is None else lambda shape: layers
+  model = gl.models.Model('named', None, lambda *given: None, layers=of_shape)
+  client = gl.Client(model, 3, frozen=tuple(names))
+  return {'/'.join(path) for path in client.kept_paths(params, (1,))}
+
+
+def test_a_name_is_of_one_module_or_of_all_that_have_it():
+  paths = ['conv1/w', 'norm1/w', 'block/conv1/w', 'block/conv2/w', 'block/norm/w', 'other/conv2/w', 'head/w']
+  layers = (
+    trees.Layer('head', (('head', 'w'),)),
+    trees.Layer('block/conv2', (('block', 'conv2', 'w'), ('block', 'norm', 'w'))),
+    trees.Layer('front', (('conv1', 'w'), ('norm1', 'w'))),
+  )
+  for names, expected in (
+    (['norm1'], {'norm1/w'}),
+    (['/conv1'], {'conv1/w'}),
+    (['block/conv1'], {'block/conv1/w'}),
+    (['block.conv2'], {'block/conv2/w'}),  # the module, and not the layer that has its norm
+    (['conv2'], {'block/conv2/w', 'other/conv2/w'}),
+    (['block', 'head'], {'block/conv1/w', 'block/conv2/w', 'block/norm/w', 'head/w'}),
+    (['front'], {'conv1/w', 'norm1/w'}),
+    ([], set()),
+  ):
+    assert named(names, paths, layers) == expected, names
+  with pytest.raises(UsageError, match=r"'conv1' is the name of several modules: write /conv1 .*\(block/conv1\)"):
+    named(['conv1'], paths)
+  with pytest.raises(UsageError, match="unknown frozen layer 'front'"):
+    named(['front'], paths)
+  with pytest.raises(UsageError, match='all layers are frozen: there is nothing to share'):
+    named(['conv1', 'norm1'], ['conv1/w', 'norm1/w'])
+
+
+def test_a_norm_behind_a_frozen_convolution_is_trained(small_images):
+  model = gl.models.from_flax(Normed())
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  client = ClientSettings(frozen='Dense_0').client(model, 10)
+  update = send(client, None, variables, *(one[:4] for one in small_images)).update
+  assert not np.any(update['Dense_0']['kernel']) and np.any(update['BatchNorm_0']['scale'])
+
+
 def test_a_cohort_sends_the_mean_of_its_members(linear):
   for local in ({}, LOCAL):
     one, all_ = client_of(linear, **local), client_of(linear, **local, cohort=2)

@@ -7,7 +7,7 @@ import pytest
 
 import gradleak as gl
 from gradleak.attacks import labels as label_rules
-from gradleak.federated import losses, simulation, targets
+from gradleak.federated import losses, simulation, targets, training
 
 N, SHAPE = 6, (4, 4, 1)
 RNG = np.random.default_rng(0)
@@ -166,9 +166,13 @@ def test_a_client_trains_on_each_loss(loss, given, small_images):
     ('cross_entropy', FLAGS.astype(int), r'targets are int\d+ of shape \(6, 3\), and the model returns outputs'),
     ('cross_entropy', [0, 1, 2, 3, 0, 1], r'image 3 has the label 3, expected in \[0, 2\]'),
     ('binary_cross_entropy', CLASSES, r'expected 0 and 1 for each output, of shape \(6, 3\)'),
-    ('binary_cross_entropy', 2 * FLAGS, r'sample 0 has the label 2.0, expected 0, 1 or a probability'),
+    ('binary_cross_entropy', 2 * FLAGS, r'image 0 has the label 2.0, expected 0, 1 or a probability'),
     ('mean_squared_error', CLASSES, r'expected floats for each output, of shape \(6, 3\)'),
-    ('mean_squared_error', np.where(VALUES.max() == VALUES, np.inf, VALUES), r'the target of sample \d is not finite'),
+    (
+      'mean_squared_error',
+      np.where(VALUES.max() == VALUES, np.inf, VALUES),
+      r'the target of image \d, output \d, is inf, expected finite numbers',
+    ),
     ('hinge', CLASSES, r"unknown loss 'hinge'"),
     ('cross_entropy(weight=(1,2))', CLASSES, r'a loss has 2 weights, \(1.0, 2.0\), and the model 3 outputs'),
     ('cross_entropy(smoothing=2)', CLASSES, r'smoothing'),
@@ -179,6 +183,73 @@ def test_targets_that_do_not_fit_are_refused(loss, given, words, small_images):
   with pytest.raises(gl.UsageError, match=words):
     built = gl.scenario(model, small_images[0][:N, ::2, ::2], np.asarray(given), variables=variables, loss=loss)
     built.client.local_update(None, variables, built.samples, built.targets)
+
+
+ONE_HOT = np.eye(3, dtype=np.float32)[CLASSES]
+WRONG = {
+  r'the probabilities of {} 0 sum to 1.2, expected 1: .* the loss is .binary_cross_entropy': ONE_HOT * np.float32(1.2),
+  r'{} 3 has the probability -0.5 of class 2, expected numbers ≥ 0 that sum to 1': ONE_HOT
+  + np.where(np.arange(N)[:, None] == 3, np.float32([[0.5, 0, -0.5]]), np.float32(0)),
+  r'{} 1 has the probability nan of class 0, expected': np.where(np.eye(N, 3, -1) > 0, np.float32(np.nan), ONE_HOT),
+  r'the probabilities of {} 0 sum to 3, expected 1': np.ones((N, 3), np.float32),
+  r'shape \(6, 1\).*give labels\[:, 0\]': CLASSES[:, np.newaxis],
+  r'labels are float32 of shape \(6, 1\), expected .* give labels\[:, 0\]': CLASSES[:, np.newaxis].astype(np.float32),
+}
+
+
+@pytest.mark.parametrize(('words', 'given'), WRONG.items(), ids=lambda one: str(one)[:30])
+def test_soft_labels_and_columns_are_checked_wherever_they_enter(words, given, small_images):
+  """With the number of the sample and the class; nothing that only looks like labels is taken for some."""
+  model, variables = linear()
+  images = np.asarray(small_images[0][:N, ::2, ::2])
+  client = gl.ClientSettings().client(model, 3)
+  update = client.local_update(None, variables, images, CLASSES).update
+  attacks = [gl.attacks.csdlg(tv=0.0, steps=1)]
+  good = simulation.Federation(client, images, CLASSES, [np.arange(N)], 1)
+
+  def captured(**truth):
+    return gl.attack(jax.random.key(0), model, variables, update, attacks=attacks, sample_shape=SHAPE, **truth)
+
+  def federation():
+    return simulation.start(simulation.Federation(client, images, given, [np.arange(N)], 1), variables)
+
+  of_images = words.format('image')
+  for enter in (
+    lambda: client.local_update(None, variables, images, given),
+    lambda: client.gradient(variables, images, given),
+    lambda: gl.scenario(model, images, given, variables=variables),
+    lambda: gl.scenario(model, images, CLASSES, variables=variables, public=(images, given)),
+    federation,
+    lambda: training.train(jax.random.key(0), good, variables, 1, test=(images, given)),
+  ):
+    with pytest.raises(gl.UsageError, match=of_images):
+      enter()
+  with pytest.raises(gl.UsageError, match=words.format('sample')):
+    simulation.classified(model, variables, images, given)
+  with pytest.raises(gl.UsageError, match=r'the truth: labels are .*, expected one integer for each of 6 images'):
+    captured(truth=(images, given))
+  with pytest.raises(gl.UsageError, match='labels are'):
+    captured(labels=given, num_samples=N)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
+def test_rounded_probabilities_sum_to_one(dtype):
+  given = jnp.asarray(SOFT, dtype)
+  assert targets.CLASSES.checked(given, N, 3) is given
+  positions = np.tile(SOFT[:, np.newaxis], (1, 2, 1))
+  targets.CLASSES.checked(positions, N, 3)
+  positions[4, 1, 2] += 1
+  with pytest.raises(gl.UsageError, match=r'probabilities of sample 4 at \(1,\) sum to 2, expected 1'):
+    targets.CLASSES.checked(positions, N, 3)
+
+
+def test_one_column_is_right_where_the_network_has_one_output(small_images):
+  model, variables = linear(1)
+  images = small_images[0][:N, ::2, ::2]
+  for loss, given in (('binary_cross_entropy', FLAGS[:, :1]), ('mean_squared_error', VALUES[:, :1])):
+    client = gl.ClientSettings(loss=loss).client(model, 1)
+    column, flat = (client.local_update(None, variables, images, one).update for one in (given, given[:, 0]))
+    jax.tree.map(np.testing.assert_array_equal, column, flat)
 
 
 def test_one_logit_is_one_flag(small_images):

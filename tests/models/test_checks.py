@@ -69,7 +69,7 @@ def test_the_first_difference_is_named():
     return message(models.check_variables, model, given, sample_shape)
 
   assert difference(variables, (9, 9, 1)) == (
-    "the variables do not fit the model 'lenet' for images of shape (9, 9, 1): "
+    "the variables do not fit the model 'lenet' for samples of shape (9, 9, 1): "
     "variables['params']['Dense_0']['kernel'] has shape (48, 10), expected (108, 10)"
   )
   bias, kernel = (variables['params']['Conv_1'][name] for name in ('bias', 'kernel'))
@@ -98,7 +98,7 @@ def test_the_first_difference_is_named():
 def test_what_apply_returns_is_named(returned, words):
   model = models.from_functions(lambda key, shape: {}, lambda params, images: returned(images), 'own')
   found = message(models.check_apply, model, {'params': {}}, SHAPE)
-  assert found.startswith(f"the model 'own' returns {words}") and '[N, classes] floats for 2 images' in found
+  assert found.startswith(f"the model 'own' returns {words}") and '[N, classes] floats for 2 samples' in found
 
 
 def test_apply_of_a_hand_made_model_returns_a_pair():

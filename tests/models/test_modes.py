@@ -206,7 +206,7 @@ def test_other_required_arguments_are_named(small_images):
   ):
     with pytest.raises(gl.UsageError, match=r"requires the argument 'phase'.*call it 'train' \(understood: train, "):
       make()
-  with pytest.raises(gl.UsageError, match="the model 'noimages' cannot be initialised for images of shape"):
+  with pytest.raises(gl.UsageError, match="the model 'noimages' cannot be initialised for samples of shape"):
     gl.scenario(models.from_flax(NoImages()), *small_images, key=jax.random.key(0))
 
 

@@ -64,7 +64,7 @@ def start_images(
     return starts[start]()
   start = jnp.asarray(start, jnp.float32)
   if start.shape not in (shape, shape[1:]):
-    raise errors.UsageError(f'the start image has shape {start.shape}, expected {shape} or {shape[1:]}')
+    raise errors.UsageError(f'the start has shape {start.shape}, expected {shape} or {shape[1:]}')
   return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
 
 
@@ -79,9 +79,10 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
   if knowledge.labels != 'inferred':
     return given
   label_rules.check_loss(knowledge.label_inference, client.loss)
-  kept = (*client.frozen, *client.private)
-  layers = client.model.layers(observation.batch_shape[1:]) if kept and client.model.layers else ()
-  if layers and layers[-1].name in kept:
+  shape = observation.batch_shape[1:]
+  kept = client.kept_paths(observation.variables['params'], shape)
+  layers = client.model.layers(shape) if kept and client.model.layers else ()
+  if layers and not kept.isdisjoint(layers[-1].paths):
     raise errors.UsageError(
       f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is not shared: no gradient of '
       "it is sent. Choose labels='optimised' or labels='known'"

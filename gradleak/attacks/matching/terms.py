@@ -84,7 +84,7 @@ NEEDS: dict[str, tuple[Callable[[Observation], bool], str]] = {
   'batch_stats': (lambda seen: bool(jax.tree.leaves(seen.variables.get('batch_stats', {}))), 'a model with BatchNorm'),
   'gaussian': (
     lambda seen: isinstance(seen.prepared, dict) and seen.prepared.keys() == {'mean', 'basis'},
-    'a Gaussian prior, which the attack bayes learns from public images',
+    'a Gaussian prior, which the attack bayes learns from public samples',
   ),
   'class_means': (lambda seen: seen.class_means is not None, 'auxiliary data: public=(samples, targets) of a scenario'),
 }

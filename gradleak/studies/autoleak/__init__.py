@@ -338,7 +338,7 @@ class _Run:
     found = {}
     for attack in stage.attacks:
       if attack.learns and self.scenario.public is None:
-        found[str(attack)] = 'it learns from public images, and there are none'
+        found[str(attack)] = 'it learns from public samples, and there are none'
         continue
       try:
         plan(self.key, self.scenario, [None], [attack], self.num_trials, settings)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradleak import data
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import versions
@@ -253,11 +254,11 @@ def _labels(labels: Any, num_samples: int, of_classes: bool = True) -> tuple[str
     return labels, None
   if not of_classes:
     return 'known', errors.host_array('labels', labels)
-  found = errors.host_array('labels', labels).reshape(-1)
-  if not np.issubdtype(found.dtype, np.integer) or len(found) != num_samples:
+  found = np.atleast_1d(errors.host_array('labels', labels))
+  if not np.issubdtype(found.dtype, np.integer) or found.shape != (num_samples,):
     raise errors.UsageError(
       f'labels are {errors.shown(labels)}, expected {num_samples} integers, one for each private sample, or one of '
-      f'{", ".join(words)}'
+      f'{", ".join(words)}{data.column(found.shape, num_samples)}'
     )
   return 'known', [int(label) for label in found]
 

@@ -87,7 +87,8 @@ def checked(
     raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets), or with a gallery')
   gallery = truth[2] if len(truth) == 3 else None
   other = None if of_classes else (lambda targets, count: None)
-  samples, targets = data.pair('the truth', tuple(truth[:2]), None, tuple(sample_shape), kind.check, other)
+  shape = tuple(sample_shape)
+  samples, targets = data.pair('the truth', tuple(truth[:2]), None, shape, kind.check, other, kind.noun)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
   if not of_classes:

@@ -1,0 +1,364 @@
+"""Every loss and every setting of a client, alone and together, beside a loop that is written out in PyTorch."""
+
+import dataclasses
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradleak as gl
+from gradleak.federated import losses, optimizers
+
+torch = pytest.importorskip('torch')
+nn, functional = torch.nn, torch.nn.functional
+
+pytestmark = pytest.mark.usefixtures('fast_compilation')
+
+N, SHAPE, OUTPUTS = 7, (4, 4, 1), 3
+RNG = np.random.default_rng(5)
+X = RNG.uniform(size=(N, *SHAPE)).astype(np.float32)
+CLASSES = np.asarray([0, 2, 1, 1, 0, 2, 1])
+SOFT = RNG.dirichlet(np.ones(OUTPUTS), N).astype(np.float32)
+FLAGS = RNG.integers(0, 2, (N, OUTPUTS)).astype(np.float32)
+SHARES = RNG.uniform(size=(N, OUTPUTS)).astype(np.float32)
+VALUES = RNG.normal(size=(N, OUTPUTS)).astype(np.float32)
+WEIGHT, POSITIVE = (0.5, 2.0, 3.5), (1.0, 4.0, 0.5)
+NOTHING = (0.0, 2.0, 3.5)  # a class that does not count
+
+
+class Dense(nn.Module):
+  """Two dense layers."""
+
+  def __init__(self):
+    super().__init__()
+    self.first, self.last = nn.Linear(16, 6), nn.Linear(6, OUTPUTS)
+
+  def hidden(self, x):
+    return torch.tanh(self.first(x.flatten(1)))
+
+  def forward(self, x):
+    return self.last(self.hidden(x))
+
+
+class LayerNormed(Dense):
+  """With a LayerNorm of the hidden units."""
+
+  def __init__(self):
+    super().__init__()
+    self.norm = nn.LayerNorm(6)
+
+  def hidden(self, x):
+    return functional.gelu(self.norm(self.first(x.flatten(1))))
+
+
+class BatchNormed(nn.Module):
+  """A convolution with BatchNorm in front of a dense layer."""
+
+  def __init__(self):
+    super().__init__()
+    self.first, self.norm, self.last = nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Linear(12, OUTPUTS)
+
+  def forward(self, x):
+    return self.last(torch.tanh(self.norm(self.first(x))).flatten(1))
+
+
+class Mixing(Dense):
+  """It takes the mean of the batch away from its hidden units, and attends to the other samples."""
+
+  def hidden(self, x):
+    found = super().hidden(x)
+    found = found - found.mean(0, keepdim=True)
+    return found + torch.softmax(found @ found.T, dim=1) @ found
+
+
+NETWORKS = {'dense': Dense, 'layer_norm': LayerNormed, 'batch_norm': BatchNormed, 'mixing': Mixing}
+
+
+@functools.cache
+def exported(name):
+  """Returns a network of PyTorch, its model and its variables."""
+  torch.manual_seed(1)
+  module = NETWORKS[name]()
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    model, variables = gl.models.from_torch(module, torch.from_numpy(np.moveaxis(X, -1, 1)), check=False)
+  return module, model, variables
+
+
+def probabilities(targets):
+  return targets if targets.is_floating_point() else functional.one_hot(targets, OUTPUTS).float()
+
+
+def squared_error(z, y):
+  return (torch.softmax(z, 1) - probabilities(y)).square().mean()
+
+
+def focal(z, y, gamma=2.0, weight=(1.0, 1.0, 1.0)):
+  p = torch.softmax(z, 1)
+  return -(torch.tensor(weight) * probabilities(y) * (1 - p) ** gamma * torch.log(p)).sum(1).mean()
+
+
+def dice(z, y, smooth=1.0):
+  p, y = torch.softmax(z, 1), probabilities(y)
+  return (1 - (2 * p * y + smooth) / (p + y + smooth)).mean()
+
+
+def binary_focal(z, y, gamma=2.0, alpha=0.25):
+  """As torchvision.ops.sigmoid_focal_loss."""
+  p = torch.sigmoid(z)
+  found = functional.binary_cross_entropy_with_logits(z, y, reduction='none')
+  found = found * (1 - (p * y + (1 - p) * (1 - y))) ** gamma
+  return found.mean() if alpha is None else ((alpha * y + (1 - alpha) * (1 - y)) * found).mean()
+
+
+cross_entropy, binary = functional.cross_entropy, functional.binary_cross_entropy_with_logits
+tensor = torch.tensor
+# Each loss: (targets, as PyTorch has it).
+LOSSES = {
+  'cross_entropy': (CLASSES, cross_entropy),
+  'cross_entropy(reduction=sum)': (CLASSES, functools.partial(cross_entropy, reduction='sum')),
+  'cross_entropy(smoothing=0.1)': (CLASSES, functools.partial(cross_entropy, label_smoothing=0.1)),
+  f'cross_entropy(weight={WEIGHT})': (CLASSES, functools.partial(cross_entropy, weight=tensor(WEIGHT))),
+  f'cross_entropy(weight={NOTHING})': (CLASSES, functools.partial(cross_entropy, weight=tensor(NOTHING))),
+  f'cross_entropy(smoothing=0.2,weight={WEIGHT})': (
+    CLASSES, functools.partial(cross_entropy, weight=tensor(WEIGHT), label_smoothing=0.2)),
+  f'cross_entropy(smoothing=0.2,weight={NOTHING})': (
+    CLASSES, functools.partial(cross_entropy, weight=tensor(NOTHING), label_smoothing=0.2)),
+  f'cross_entropy(reduction=sum,smoothing=0.2,weight={NOTHING})': (
+    CLASSES, functools.partial(cross_entropy, weight=tensor(NOTHING), label_smoothing=0.2, reduction='sum')),
+  'cross_entropy(smoothing=0.3)': (SOFT, functools.partial(cross_entropy, label_smoothing=0.3)),
+  f'cross_entropy(average=samples,weight={WEIGHT})': (SOFT, functools.partial(cross_entropy, weight=tensor(WEIGHT))),
+  f'cross_entropy(average=samples,smoothing=0.1,weight={NOTHING})': (
+    SOFT, functools.partial(cross_entropy, weight=tensor(NOTHING), label_smoothing=0.1)),
+  'squared_error': (CLASSES, squared_error),
+  'focal': (CLASSES, focal),
+  'focal(gamma=0)': (SOFT, functools.partial(focal, gamma=0.0)),
+  f'focal(gamma=1.5,weight={WEIGHT})': (CLASSES, functools.partial(focal, gamma=1.5, weight=WEIGHT)),
+  'dice(smooth=1)': (CLASSES, dice),
+  'binary_cross_entropy': (FLAGS, binary),
+  'binary_cross_entropy(reduction=sum)': (SHARES, functools.partial(binary, reduction='sum')),
+  f'binary_cross_entropy(positive={POSITIVE},weight={WEIGHT})': (
+    FLAGS, functools.partial(binary, weight=tensor(WEIGHT), pos_weight=tensor(POSITIVE))),
+  f'binary_cross_entropy(positive={POSITIVE})': (SHARES, functools.partial(binary, pos_weight=tensor(POSITIVE))),
+  'binary_focal': (FLAGS, binary_focal),
+  'binary_focal(alpha=0.4,gamma=1.5)': (SHARES, functools.partial(binary_focal, gamma=1.5, alpha=0.4)),
+  'binary_focal(alpha=none)': (SHARES, functools.partial(binary_focal, alpha=None)),
+  'mean_squared_error': (VALUES, functional.mse_loss),
+  'mean_squared_error(reduction=sum)': (VALUES, functools.partial(functional.mse_loss, reduction='sum')),
+  'huber(delta=0.7)': (VALUES, functools.partial(functional.huber_loss, delta=0.7)),
+  'huber(reduction=sum)': (VALUES, functools.partial(functional.huber_loss, reduction='sum')),
+}  # fmt: skip
+
+
+def loss_of(text):
+  return losses.parse(text.replace(' ', ''))
+
+
+def optimizer_of(given, parameters):
+  rate, decay, momentum = given.rate, given.weight_decay, given.momentum
+  return {
+    'sgd': lambda: torch.optim.SGD(parameters, rate, momentum, weight_decay=decay),
+    'adam': lambda: torch.optim.Adam(parameters, rate, weight_decay=decay),
+    'adamw': lambda: torch.optim.AdamW(parameters, rate, weight_decay=decay),
+    'rmsprop': lambda: torch.optim.RMSprop(parameters, rate, momentum=momentum, weight_decay=decay),
+  }[given.optimizer]()
+
+
+def by_hand(name, given, orders=None, make=None, correction=None):
+  """Returns the update of a client as a PyTorch user writes it, {name of a tensor: array}.
+
+  Args:
+    name: of the network.
+    given: the `ClientSettings`.
+    orders: of the samples in each epoch; None for their own.
+    make: parameters -> an optimizer; None for that of the settings.
+    correction: SCAFFOLD's c − c_i of each parameter, in their order, or None.
+  """
+  targets, loss_function = LOSSES[given.loss]
+  module = NETWORKS[name]()
+  module.load_state_dict(exported(name)[0].state_dict())
+  module.train(given.batch_norm == 'train')
+  for part, layer in module.named_children():
+    layer.requires_grad_(part not in given.frozen.split('-'))
+  parameters = [one for one in module.parameters() if one.requires_grad]
+  start = {key: one.detach().clone() for key, one in module.named_parameters()}
+  before = [one.detach().clone() for one in parameters]
+  x, y = torch.from_numpy(np.moveaxis(X, -1, 1).copy()), torch.from_numpy(targets)
+  if given.share == 'gradient':
+    loss_function(module(x), y).backward()
+    return {key: np.zeros(one.shape, np.float32) if one.grad is None else one.grad.numpy() for key, one in
+            module.named_parameters()}  # fmt: skip
+  optimizer = (make or functools.partial(optimizer_of, given))(parameters)
+  schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, given.rate_decay)
+  size, done = given.local_batch_size or N, 0
+  for epoch in range(given.local_epochs):
+    order = torch.arange(N) if orders is None else torch.tensor(orders[epoch])
+    for batch in order.split(size):
+      if given.last_batch == 'dropped' and len(batch) < size:
+        continue
+      loss = loss_function(module(x[batch]), y[batch])
+      if given.proximal:
+        loss = loss + given.proximal / 2 * sum((a - b).square().sum() for a, b in zip(parameters, before, strict=True))
+      (loss / given.accumulate).backward()
+      done += 1
+      if done % given.accumulate:
+        continue
+      for one, more in zip(parameters, correction or (), strict=correction is not None):
+        one.grad += more
+      if given.max_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, given.max_norm)
+      optimizer.step()
+      optimizer.zero_grad()
+      schedule.step()
+  private = given.private.split('-')
+  return {
+    key: (one.detach() - start[key]).numpy() * (key.split('.')[0] not in private)
+    for key, one in module.named_parameters()
+  }
+
+
+def simulated(name, given, **changes):
+  """Returns the update of the simulated client, {name of a tensor: array}."""
+  _, model, variables = exported(name)
+  client = dataclasses.replace(dataclasses.replace(given, loss=loss_of(given.loss)).client(model, OUTPUTS), **changes)
+  update = jax.jit(client.local_update)(None, variables, X, LOSSES[given.loss][0]).update
+  return {key: np.asarray(one) for key, one in model.layout.to_theirs({'params': update}).items()}
+
+
+def assert_equal(name, found, wanted):
+  """Compares the tensors, each relative to its norm; a difference of weights is no finer than their last bit."""
+  weights = {key: np.linalg.norm(one.detach().numpy()) for key, one in exported(name)[0].named_parameters()}
+  assert found.keys() == wanted.keys() and all(np.isfinite(one).all() for one in wanted.values())
+  assert any(one.any() for one in wanted.values())
+  for key, one in wanted.items():
+    apart, size = np.linalg.norm(found[key] - one), np.linalg.norm(one)
+    assert apart <= 1e-5 * size + 2**-23 * weights[key] * (size > 0), f'{key}: {apart / (size or 1):.1e}'
+
+
+LOCAL = gl.ClientSettings(share='delta', local_epochs=2, local_batch_size=3, learning_rate=0.05)
+
+
+@pytest.mark.parametrize('share', ['gradient', 'delta'])
+@pytest.mark.parametrize('loss', LOSSES)
+def test_each_loss(loss, share):
+  given = dataclasses.replace(LOCAL if share == 'delta' else gl.ClientSettings(), loss=loss)
+  assert_equal('dense', simulated('dense', given), by_hand('dense', given))
+
+
+ALONE = [
+  {'local_epochs': 4},
+  {'local_batch_size': None},
+  {'local_batch_size': 1},
+  {'local_batch_size': 4, 'last_batch': 'dropped'},
+  {'momentum': 0.9},
+  {'weight_decay': 0.1},
+  {'momentum': 0.9, 'weight_decay': 0.1},
+  {'optimizer': 'adam'},
+  {'optimizer': 'adam', 'weight_decay': 0.1},
+  {'optimizer': 'adamw', 'weight_decay': 0.1, 'learning_rate': 0.01},
+  {'optimizer': 'rmsprop', 'learning_rate': 0.01},
+  {'optimizer': 'rmsprop', 'learning_rate': 0.01, 'momentum': 0.5, 'weight_decay': 0.1},
+  {'accumulate': 2},
+  {'accumulate': 4, 'momentum': 0.9},
+  {'proximal': 1.0},
+  {'max_norm': 0.2},
+  {'max_norm': 1e-3},  # beside which PyTorch's 1e-6 is seen
+  {'max_norm': 0.2, 'weight_decay': 0.5, 'momentum': 0.9},  # it is clipped before the decay is added
+  {'max_norm': 0.2, 'proximal': 5.0},  # and after the proximal term
+  {'max_norm': 0.05, 'accumulate': 2},
+  {'rate_decay': 0.8},
+  {'rate_decay': 0.8, 'optimizer': 'adamw', 'weight_decay': 0.5, 'accumulate': 2},
+  {'frozen': 'first'},
+  {'frozen': 'first', 'weight_decay': 0.5, 'max_norm': 0.1, 'proximal': 1.0},
+  {'private': 'last', 'momentum': 0.5},
+  {'frozen': 'first', 'share': 'gradient', 'local_epochs': 1, 'local_batch_size': None},
+]
+
+
+@pytest.mark.parametrize('network', ['dense', 'batch_norm'])
+@pytest.mark.parametrize('change', ALONE, ids=str)
+def test_each_setting(change, network):
+  given = dataclasses.replace(LOCAL, **change)
+  assert_equal(network, simulated(network, given), by_hand(network, given))
+
+
+def drawn(seed):
+  """Returns (name of a network, `ClientSettings`, the order of its samples or None), at random."""
+  rng = np.random.default_rng(seed)
+
+  def one_of(*values):
+    return values[rng.integers(len(values))]
+
+  optimizer = one_of('sgd', 'sgd', 'adam', 'adamw', 'rmsprop')
+  network = one_of(*NETWORKS)
+  epochs, size = one_of(1, 2, 3), one_of(None, 2, 3, 4, 5)
+  orders = [rng.permutation(N).tolist() for _ in range(epochs)] if one_of(True, False) else None
+  layers = one_of(('', ''), ('', ''), ('first', ''), ('', 'first'), ('', 'last'), ('last', 'first'))
+  given = gl.ClientSettings(
+    loss=one_of(*LOSSES),
+    share='delta',
+    local_epochs=epochs,
+    local_batch_size=size,
+    learning_rate=one_of(0.01, 0.05) if optimizer == 'sgd' else one_of(0.001, 0.01),
+    optimizer=optimizer,
+    momentum=one_of(0.0, 0.5, 0.9) if optimizer in ('sgd', 'rmsprop') else 0.0,
+    weight_decay=one_of(0.0, 0.01, 0.3),
+    accumulate=one_of(1, 1, 2) if epochs > 1 or size in (2, 3) else 1,
+    proximal=one_of(0.0, 0.0, 0.5),
+    max_norm=one_of(None, 0.01, 0.3),
+    rate_decay=one_of(1.0, 0.9),
+    last_batch=one_of('kept', 'dropped'),
+    order='' if orders is None else ';'.join(','.join(map(str, one)) for one in orders),
+    frozen=layers[0],
+    private=layers[1],
+    batch_norm=one_of('train', 'train', 'eval'),
+  )
+  return network, given, orders
+
+
+@pytest.mark.parametrize('seed', [*range(30), *(pytest.param(s, marks=pytest.mark.slow) for s in range(30, 200))])
+def test_settings_together(seed):
+  network, given, orders = drawn(seed)
+  assert_equal(network, simulated(network, given), by_hand(network, given, orders))
+
+
+def test_an_optimizer_of_ones_own():
+  """Nesterov's momentum by optax, and SCAFFOLD's correction in front of a local optimizer."""
+  nesterov = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
+  assert_equal(
+    'dense',
+    simulated('dense', LOCAL, optimizer=optax.sgd(0.05, 0.9, nesterov=True)),
+    by_hand('dense', LOCAL, make=nesterov),
+  )
+  module, model, _ = exported('dense')
+  torch.manual_seed(3)
+  server, own = ({key: torch.randn_like(one) for key, one in module.named_parameters()} for _ in range(2))
+  ours = [
+    model.layout.variables({key: one.numpy() for key, one in {**module.state_dict(), **tree}.items()})['params']
+    for tree in (server, own)
+  ]
+  chain = optax.chain(optimizers.corrected(*ours), optimizers.sgd(0.05, 0.5))
+  correction = [server[key] - own[key] for key in server]
+  given = dataclasses.replace(LOCAL, momentum=0.5)
+  assert_equal('dense', simulated('dense', given, optimizer=chain), by_hand('dense', given, correction=correction))
+
+
+def test_entries_of_vanishing_gradients_move_as_far():
+  """Adam and RMSprop step along them at full length: what is added below a root would shorten such steps."""
+  scale = np.float32([1e-3, 1e-6, 1e-8, 1e-10, 0]).reshape(5, 1)
+  gradients = scale * RNG.uniform(0.5, 1.5, (4, 5, 1)).astype(np.float32)
+  for name, make in (('adam', torch.optim.Adam), ('rmsprop', torch.optim.RMSprop)):
+    parameter = torch.zeros(5, 1, requires_grad=True)
+    theirs, ours = make([parameter], lr=0.1), optimizers.OPTIMIZERS[name](0.1)
+    params = jnp.zeros((5, 1))
+    state = ours.init(params)
+    for gradient in gradients:
+      parameter.grad = torch.from_numpy(gradient)
+      theirs.step()
+      updates, state = ours.update(jnp.asarray(gradient), state, params)
+      params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(params, parameter.detach().numpy(), rtol=1e-5, err_msg=name)
