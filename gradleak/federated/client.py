@@ -390,20 +390,21 @@ class Client:
     Raises:
       UsageError: for a frozen layer that the model does not have, or if none is left.
     """
-    return self._without('frozen', params, sample_shape)
+    return self._but(self._paths('frozen', params, sample_shape), params)
 
   def shared_layers(self, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
     """Returns a tree of booleans: whether a parameter is trained and shared; raises as `trained_layers` does."""
-    trained = self.trained_layers(params, sample_shape)
-    return jax.tree.map(jnp.logical_and, trained, self._without('private', params, sample_shape))
+    return self._but(self.kept_paths(params, sample_shape), params)
 
   def kept_paths(self, params: Tree, sample_shape: tuple[int, ...]) -> frozenset[tuple[str, ...]]:
     """Returns the paths of the parameters that are frozen or private; raises as `trained_layers` does."""
-    return self._paths('frozen', params, sample_shape) | self._paths('private', params, sample_shape)
+    found = self._paths('frozen', params, sample_shape) | self._paths('private', params, sample_shape)
+    if found and found.issuperset(trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params)):
+      raise errors.UsageError('all layers are frozen or private: there is nothing to share')
+    return found
 
-  def _without(self, which: str, params: Tree, sample_shape: tuple[int, ...]) -> Tree:
-    """Returns a tree of booleans: whether a parameter is in none of the layers that a field names."""
-    paths = self._paths(which, params, sample_shape)
+  def _but(self, paths: frozenset[tuple[str, ...]], params: Tree) -> Tree:
+    """Returns a tree of booleans: whether a parameter has none of these paths."""
     return jax.tree.map_with_path(lambda path, leaf: jnp.asarray(trees.path_names(path) not in paths), params)
 
   def _paths(self, which: str, params: Tree, sample_shape: tuple[int, ...]) -> frozenset[tuple[str, ...]]:

@@ -217,7 +217,7 @@ def test_frozen_layers_are_neither_trained_nor_sent(small_images):
       ClientSettings(frozen=name).client(model, 10).local_update(None, variables, images, labels)
 
 
-def named(names, paths, layers=None):
+def named(names, paths, layers=None, private=()):
   """Returns the paths of what is frozen by these names in a tree of such paths, as texts."""
   params = {}
   for path in paths:
@@ -228,7 +228,7 @@ def named(names, paths, layers=None):
     tree[leaf] = jnp.zeros(1)
   of_shape = None if layers is None else lambda shape: layers
   model = gl.models.Model('named', None, lambda *given: None, layers=of_shape)
-  client = gl.Client(model, 3, frozen=tuple(names))
+  client = gl.Client(model, 3, frozen=tuple(names), private=private)
   return {'/'.join(path) for path in client.kept_paths(params, (1,))}
 
 
@@ -256,6 +256,8 @@ def test_a_name_is_of_one_module_or_of_all_that_have_it():
     named(['front'], paths)
   with pytest.raises(UsageError, match='all layers are frozen: there is nothing to share'):
     named(['conv1', 'norm1'], ['conv1/w', 'norm1/w'])
+  with pytest.raises(UsageError, match='all layers are frozen or private: there is nothing to share'):
+    named(['conv1'], ['conv1/w', 'norm1/w'], private=('norm1',))
 
 
 def test_a_norm_behind_a_frozen_convolution_is_trained(small_images):

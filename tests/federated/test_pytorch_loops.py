@@ -298,6 +298,8 @@ def drawn(seed):
   epochs, size = one_of(1, 2, 3), one_of(None, 2, 3, 4, 5)
   orders = [rng.permutation(N).tolist() for _ in range(epochs)] if one_of(True, False) else None
   layers = one_of(('', ''), ('', ''), ('first', ''), ('', 'first'), ('', 'last'), ('last', 'first'))
+  if layers == ('last', 'first') and network in ('dense', 'mixing'):  # which have no other
+    layers = 'last', ''
   given = gl.ClientSettings(
     loss=one_of(*LOSSES),
     share='delta',
