@@ -349,6 +349,45 @@ def test_an_optimizer_of_ones_own():
   assert_equal('dense', simulated('dense', given, optimizer=chain), by_hand('dense', given, correction=correction))
 
 
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('weight', [None, WEIGHT, NOTHING])
+@pytest.mark.parametrize('smoothing', [0.0, 0.2])
+def test_a_loss_of_positions(reduction, weight, smoothing):
+  """As of the pixels of a segmentation: loss and derivative, of classes and of probabilities."""
+  rng = np.random.default_rng(2)
+  outputs, classes = rng.normal(size=(4, 5, 6, OUTPUTS)).astype(np.float32), rng.integers(0, OUTPUTS, (4, 5, 6))
+  soft = rng.dirichlet(np.ones(OUTPUTS), (4, 5, 6)).astype(np.float32)
+  weights = None if weight is None else tensor(weight)
+  for given, average in ((classes, 'weights'), (soft, 'samples')):
+    loss = losses.cross_entropy(weight=weight, smoothing=smoothing, average=average, reduction=reduction)
+    encoded = loss.targets.encode(jnp.asarray(given), OUTPUTS, jnp.float32)
+    ours = jax.value_and_grad(lambda z, loss=loss, y=encoded: loss.reduced(loss(z, y), y, jnp.ones(4)))(outputs)
+    z, y = torch.from_numpy(np.moveaxis(outputs, -1, 1).copy()).requires_grad_(), torch.from_numpy(given)
+    y = y.moveaxis(-1, 1) if y.is_floating_point() else y
+    theirs = cross_entropy(z, y, weights, label_smoothing=smoothing, reduction=reduction)
+    theirs.backward()
+    np.testing.assert_allclose(ours[0], theirs.item(), rtol=1e-5)
+    np.testing.assert_allclose(ours[1], np.moveaxis(z.grad.numpy(), 1, -1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+def test_a_loss_of_tokens(reduction):
+  """Positions that do not count are PyTorch's `ignore_index`; no position of the second sample counts."""
+  rng = np.random.default_rng(3)
+  outputs, tokens = rng.normal(size=(4, 6, 9)).astype(np.float32), rng.integers(0, 9, (4, 6))
+  counts = rng.integers(0, 2, (4, 6)).astype(bool)
+  counts[1] = False
+  encoded = jax.nn.one_hot(tokens, 9) * counts[..., np.newaxis].astype(np.float32)
+  z = torch.from_numpy(outputs).requires_grad_()
+  y = torch.from_numpy(np.where(counts, tokens, -100))
+  theirs = cross_entropy(z.flatten(0, 1), y.flatten(), reduction=reduction)
+  theirs.backward()
+  for loss in (losses.next_token(reduction=reduction), losses.masked_token(reduction=reduction)):
+    ours = jax.value_and_grad(lambda z, loss=loss: loss.reduced(loss(z, encoded), encoded, jnp.ones(4)))(outputs)
+    np.testing.assert_allclose(ours[0], theirs.item(), rtol=1e-5)
+    np.testing.assert_allclose(ours[1], z.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
 def test_entries_of_vanishing_gradients_move_as_far():
   """Adam and RMSprop step along them at full length: what is added below a root would shorten such steps."""
   scale = np.float32([1e-3, 1e-6, 1e-8, 1e-10, 0]).reshape(5, 1)
