@@ -12,10 +12,11 @@ import gradleak as gl
 from gradleak.federated import losses, mixing, simulation
 from gradleak.models import masked
 
-N, SIZE, SHAPE, OUTPUTS = 7, 3, (2, 2, 1), 3
+N, SIZE, SHAPE, OUTPUTS = 8, 3, (2, 2, 1), 3
+LEFT = N % SIZE  # in the last batch
 RNG = np.random.default_rng(0)
 X = RNG.uniform(size=(N, *SHAPE)).astype(np.float32)
-Y = np.asarray([0, 2, 1, 1, 0, 2, 1])
+Y = np.asarray([0, 2, 1, 1, 0, 2, 1, 0])
 
 
 def head(hidden, params):
@@ -86,7 +87,7 @@ def local(model, **given):
   return gl.ClientSettings(**{**settings, **given}).client(model, OUTPUTS)
 
 
-def by_hand(model, variables, loss=None, epochs=2, batches=((0, 3), (3, 6), (6, 7)), rate=0.2):
+def by_hand(model, variables, loss=None, epochs=2, batches=((0, 3), (3, 6), (6, 8)), rate=0.2):
   """Returns the delta of a loop over batches of the sizes that they have."""
   loss = losses.cross_entropy() if loss is None else loss
   params = variables['params']
@@ -112,13 +113,17 @@ def assert_close(found, expected):
 def test_a_smaller_last_batch_is_as_small_as_it_is(function):
   model, variables = model_of(function)
   client = local(model)
-  assert mixing.mixes(client, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, 1) is (function in MIXING)
+  assert mixing.mixes(client, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT) is (function in MIXING)
   expected = by_hand(model, variables)
   assert all(np.isfinite(leaf).all() for leaf in expected.values())
   assert_close(jax.jit(client.local_update)(None, variables, X, Y).update, expected)
-  assert_close(client.local_update(None, variables, X, Y).update, expected)
   dropped = by_hand(model, variables, batches=((0, 3), (3, 6)))
   assert_close(jax.jit(local(model, last_batch='dropped').local_update)(None, variables, X, Y).update, dropped)
+
+
+def test_it_is_found_of_values_as_in_a_program():
+  model, variables = model_of(centred)
+  assert_close(local(model).local_update(None, variables, X, Y).update, by_hand(model, variables))
 
 
 def contrastive(outputs, targets):
@@ -132,7 +137,7 @@ def test_a_loss_that_mixes():
   model, variables = model_of(alone)
   loss = losses.wrap(contrastive)
   client = local(model, loss=loss)
-  assert mixing.mixes(client, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, 1)
+  assert mixing.mixes(client, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT)
   assert_close(jax.jit(client.local_update)(None, variables, X, Y).update, by_hand(model, variables, loss))
 
 
@@ -142,7 +147,7 @@ def test_an_augmentation_that_mixes():
   client = dataclasses.replace(local(model), augment=lambda key, samples: samples + jnp.roll(samples, 1, axis=0) / 2)
   found = jax.jit(client.local_update)(jax.random.key(0), variables, X, Y).update
   params = variables['params']
-  for first, last in ((0, 3), (3, 6), (6, 7)) * 2:
+  for first, last in ((0, 3), (3, 6), (6, 8)) * 2:
     x = X[first:last] + np.roll(X[first:last], 1, axis=0) / 2
     value = lambda p, x=x, y=Y[first:last]: losses.cross_entropy()(  # noqa: E731
       model.apply({'params': p}, x, True, None)[0], jax.nn.one_hot(y, OUTPUTS)
@@ -153,9 +158,9 @@ def test_an_augmentation_that_mixes():
 
 def test_an_order_and_an_attacker_s_gradient_reach_the_smaller_batch():
   model, variables = model_of(centred)
-  order = (6, 5, 4, 3, 2, 1, 0)
+  order = (7, 6, 5, 4, 3, 2, 1, 0)
   client = local(model, order=';'.join([','.join(map(str, order))] * 2))
-  reversed_batches = by_hand(model, variables, batches=((0, 3), (3, 6), (6, 7)))
+  reversed_batches = by_hand(model, variables, batches=((0, 3), (3, 6), (6, 8)))
   found = jax.jit(client.local_update)(None, variables, X[::-1], Y[::-1]).update
   assert_close(found, reversed_batches)
 
@@ -184,7 +189,7 @@ class Normed(nn.Module):
 def test_a_batch_norm_that_leaves_padding_out_does_not_mix_by_itself(given):
   model = gl.models.from_flax(Normed(given))
   variables = model.init(jax.random.key(0), SHAPE)
-  assert mixing.mixes(local(model), variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, 2) is given
+  assert mixing.mixes(local(model), variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT) is given
 
 
 def own_norm(counts):
@@ -204,17 +209,17 @@ def own_norm(counts):
 def test_statistics_of_ones_own_are_those_of_the_smaller_batch(counts):
   model, variables = own_norm(counts)
   client = local(model)
-  assert mixing.mixes(client, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, 1) is not counts
+  assert mixing.mixes(client, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT) is not counts
   upload, _, statistics = jax.jit(client.participate)(None, variables, X, Y)
   assert_close(upload.update, by_hand(model, variables))
   np.testing.assert_allclose(statistics['mean'], X[6:].mean(), rtol=1e-6)
   fixed = dataclasses.replace(client, batch_norm='eval')
-  assert not mixing.mixes(fixed, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, 1)
+  assert not mixing.mixes(fixed, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT)
 
 
 def test_what_does_not_run_on_the_smaller_batch_says_so():
   model, variables = model_of(groups)
-  assert mixing.mixes(local(model), variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, 1)
+  assert mixing.mixes(local(model), variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT)
   with pytest.raises((gl.UsageError, TypeError), match='reshape'):
     local(model).local_update(None, variables, X, Y)
   assert_close(

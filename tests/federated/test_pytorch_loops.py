@@ -90,7 +90,7 @@ def exported(name):
 
 
 def probabilities(targets):
-  return targets if targets.is_floating_point() else functional.one_hot(targets, OUTPUTS).float()
+  return targets if targets.is_floating_point() else functional.one_hot(targets, OUTPUTS)
 
 
 def squared_error(z, y):
@@ -154,6 +154,12 @@ LOSSES = {
 }  # fmt: skip
 
 
+def loss_of_pytorch(function, z, y):
+  """Returns the loss of outputs, with its tensors in their precision."""
+  given = getattr(function, 'keywords', {})
+  return function(z, y, **{key: one.to(z.dtype) for key, one in given.items() if isinstance(one, torch.Tensor)})
+
+
 def loss_of(text):
   return losses.parse(text.replace(' ', ''))
 
@@ -168,7 +174,7 @@ def optimizer_of(given, parameters):
   }[given.optimizer]()
 
 
-def by_hand(name, given, orders=None, make=None, correction=None):
+def by_hand(name, given, orders=None, make=None, correction=None, double=False):
   """Returns the update of a client as a PyTorch user writes it, {name of a tensor: array}.
 
   Args:
@@ -177,10 +183,12 @@ def by_hand(name, given, orders=None, make=None, correction=None):
     orders: of the samples in each epoch; None for their own.
     make: parameters -> an optimizer; None for that of the settings.
     correction: SCAFFOLD's c − c_i of each parameter, in their order, or None.
+    double: whether it runs in float64.
   """
   targets, loss_function = LOSSES[given.loss]
   module = NETWORKS[name]()
   module.load_state_dict(exported(name)[0].state_dict())
+  module.to(torch.float64 if double else torch.float32)
   module.train(given.batch_norm == 'train')
   for part, layer in module.named_children():
     layer.requires_grad_(part not in given.frozen.split('-'))
@@ -188,8 +196,10 @@ def by_hand(name, given, orders=None, make=None, correction=None):
   start = {key: one.detach().clone() for key, one in module.named_parameters()}
   before = [one.detach().clone() for one in parameters]
   x, y = torch.from_numpy(np.moveaxis(X, -1, 1).copy()), torch.from_numpy(targets)
+  if double:
+    x, y = x.double(), y.double() if y.is_floating_point() else y
   if given.share == 'gradient':
-    loss_function(module(x), y).backward()
+    loss_of_pytorch(loss_function, module(x), y).backward()
     return {key: np.zeros(one.shape, np.float32) if one.grad is None else one.grad.numpy() for key, one in
             module.named_parameters()}  # fmt: skip
   optimizer = (make or functools.partial(optimizer_of, given))(parameters)
@@ -200,7 +210,7 @@ def by_hand(name, given, orders=None, make=None, correction=None):
     for batch in order.split(size):
       if given.last_batch == 'dropped' and len(batch) < size:
         continue
-      loss = loss_function(module(x[batch]), y[batch])
+      loss = loss_of_pytorch(loss_function, module(x[batch]), y[batch])
       if given.proximal:
         loss = loss + given.proximal / 2 * sum((a - b).square().sum() for a, b in zip(parameters, before, strict=True))
       (loss / given.accumulate).backward()
@@ -229,14 +239,25 @@ def simulated(name, given, **changes):
   return {key: np.asarray(one) for key, one in model.layout.to_theirs({'params': update}).items()}
 
 
-def assert_equal(name, found, wanted):
-  """Compares the tensors, each relative to its norm; a difference of weights is no finer than their last bit."""
-  weights = {key: np.linalg.norm(one.detach().numpy()) for key, one in exported(name)[0].named_parameters()}
+def assert_equal(name, given, orders=None, ours=None, **loop):
+  """Compares a client with the loop, tensor by tensor, relative to the norm.
+
+  Where they differ by more than 1e-5, as Adam makes of rounding, the loop in float64 is the judge: the client is not
+  further from it than four times what PyTorch is in float32.
+  """
+  found = simulated(name, given) if ours is None else ours
+  wanted = by_hand(name, given, orders, **loop)
   assert found.keys() == wanted.keys() and all(np.isfinite(one).all() for one in wanted.values())
   assert any(one.any() for one in wanted.values())
-  for key, one in wanted.items():
-    apart, size = np.linalg.norm(found[key] - one), np.linalg.norm(one)
-    assert apart <= 1e-5 * size + 2**-23 * weights[key] * (size > 0), f'{key}: {apart / (size or 1):.1e}'
+  far = [key for key, one in wanted.items() if np.linalg.norm(found[key] - one) > 1e-5 * np.linalg.norm(one)]
+  if not far:
+    return
+  exact = by_hand(name, given, orders, double=True, **loop)
+  for key in far:
+    size, apart, theirs = (
+      np.linalg.norm(one) for one in (wanted[key], found[key] - exact[key], wanted[key] - exact[key])
+    )
+    assert apart <= 4 * theirs and apart <= 1e-3 * size, f'{key}: {apart / size:.1e}, PyTorch {theirs / size:.1e}'
 
 
 LOCAL = gl.ClientSettings(share='delta', local_epochs=2, local_batch_size=3, learning_rate=0.05)
@@ -246,7 +267,7 @@ LOCAL = gl.ClientSettings(share='delta', local_epochs=2, local_batch_size=3, lea
 @pytest.mark.parametrize('loss', LOSSES)
 def test_each_loss(loss, share):
   given = dataclasses.replace(LOCAL if share == 'delta' else gl.ClientSettings(), loss=loss)
-  assert_equal('dense', simulated('dense', given), by_hand('dense', given))
+  assert_equal('dense', given)
 
 
 ALONE = [
@@ -266,7 +287,6 @@ ALONE = [
   {'accumulate': 4, 'momentum': 0.9},
   {'proximal': 1.0},
   {'max_norm': 0.2},
-  {'max_norm': 1e-3},  # beside which PyTorch's 1e-6 is seen
   {'max_norm': 0.2, 'weight_decay': 0.5, 'momentum': 0.9},  # it is clipped before the decay is added
   {'max_norm': 0.2, 'proximal': 5.0},  # and after the proximal term
   {'max_norm': 0.05, 'accumulate': 2},
@@ -283,7 +303,7 @@ ALONE = [
 @pytest.mark.parametrize('change', ALONE, ids=str)
 def test_each_setting(change, network):
   given = dataclasses.replace(LOCAL, **change)
-  assert_equal(network, simulated(network, given), by_hand(network, given))
+  assert_equal(network, given)
 
 
 def drawn(seed):
@@ -325,28 +345,25 @@ def drawn(seed):
 @pytest.mark.parametrize('seed', [*range(30), *(pytest.param(s, marks=pytest.mark.slow) for s in range(30, 200))])
 def test_settings_together(seed):
   network, given, orders = drawn(seed)
-  assert_equal(network, simulated(network, given), by_hand(network, given, orders))
+  assert_equal(network, given, orders)
 
 
 def test_an_optimizer_of_ones_own():
   """Nesterov's momentum by optax, and SCAFFOLD's correction in front of a local optimizer."""
   nesterov = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True)
-  assert_equal(
-    'dense',
-    simulated('dense', LOCAL, optimizer=optax.sgd(0.05, 0.9, nesterov=True)),
-    by_hand('dense', LOCAL, make=nesterov),
-  )
+  ours = simulated('dense', LOCAL, optimizer=optax.sgd(0.05, 0.9, nesterov=True))
+  assert_equal('dense', LOCAL, ours=ours, make=nesterov)
   module, model, _ = exported('dense')
   torch.manual_seed(3)
   server, own = ({key: torch.randn_like(one) for key, one in module.named_parameters()} for _ in range(2))
-  ours = [
+  variates = [
     model.layout.variables({key: one.numpy() for key, one in {**module.state_dict(), **tree}.items()})['params']
     for tree in (server, own)
   ]
-  chain = optax.chain(optimizers.corrected(*ours), optimizers.sgd(0.05, 0.5))
+  chain = optax.chain(optimizers.corrected(*variates), optimizers.sgd(0.05, 0.5))
   correction = [server[key] - own[key] for key in server]
   given = dataclasses.replace(LOCAL, momentum=0.5)
-  assert_equal('dense', simulated('dense', given, optimizer=chain), by_hand('dense', given, correction=correction))
+  assert_equal('dense', given, ours=simulated('dense', given, optimizer=chain), correction=correction)
 
 
 @pytest.mark.parametrize('reduction', ['mean', 'sum'])
@@ -386,6 +403,20 @@ def test_a_loss_of_tokens(reduction):
     ours = jax.value_and_grad(lambda z, loss=loss: loss.reduced(loss(z, encoded), encoded, jnp.ones(4)))(outputs)
     np.testing.assert_allclose(ours[0], theirs.item(), rtol=1e-5)
     np.testing.assert_allclose(ours[1], z.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize('norm', [1e-5, 1e-3, 1.0, np.inf])
+def test_clipping_of_short_gradients(norm):
+  """PyTorch adds 1e-6 to their length."""
+  gradient = {'a': np.float32([[1e-4, -3e-4]]), 'b': np.float32([2e-4])}
+  parameters = [torch.zeros(one.shape, requires_grad=True) for one in gradient.values()]
+  for parameter, one in zip(parameters, gradient.values(), strict=True):
+    parameter.grad = torch.from_numpy(one.copy())
+  nn.utils.clip_grad_norm_(parameters, norm)
+  clip = optimizers.clipped(norm)
+  found, _ = clip.update(jax.tree.map(jnp.asarray, gradient), clip.init(gradient), gradient)
+  for parameter, one in zip(parameters, found.values(), strict=True):
+    np.testing.assert_allclose(one, parameter.grad.numpy(), rtol=1e-6)
 
 
 def test_entries_of_vanishing_gradients_move_as_far():
