@@ -74,6 +74,15 @@ def test_padding_that_begins_in_the_last_batch_drops_it():
   assert_close(found, by_hand(3 * IN_ORDER[:2]))
 
 
+def test_a_client_of_one_batch_drops_none_of_it():
+  """As a `DataLoader` whose batch is all of its samples; clients of other sizes only fill it."""
+  client = gl.ClientSettings(**{**LOCAL, 'local_batch_size': None}, last_batch='dropped').client(MODEL, OUTPUTS)
+  x, y = np.resize(X, (9, 4, 4, 1)), np.resize(Y, 9)
+  weights = np.asarray([1.0] * N + [0.0] * 2, np.float32)
+  found = client.participate(None, {'params': PARAMS}, x, y, weights)[0].update
+  assert_close(found, by_hand(3 * [list(range(N))]))
+
+
 def test_the_order_of_the_samples_is_given():
   text = ';'.join(','.join(map(str, one)) for one in ORDERS)
   batches = [one[at : at + 3] for one in ORDERS for at in (0, 3, 6)]
