@@ -242,8 +242,8 @@ def simulated(name, given, **changes):
 def assert_equal(name, given, orders=None, ours=None, **loop):
   """Compares a client with the loop, tensor by tensor, relative to the norm.
 
-  Where they differ by more than 1e-5, as Adam makes of rounding, the loop in float64 is the judge. The client is then at
-  most four times as far from it as PyTorch is in float32.
+  Where they differ by more than 1e-5, as Adam makes of rounding, the loop in float64 is the judge. The client is then
+  at most four times as far from it as PyTorch is in float32.
   """
   found = simulated(name, given) if ours is None else ours
   wanted = by_hand(name, given, orders, **loop)
