@@ -173,6 +173,7 @@ RANGES = {
   'federated.losses.next_token': REDUCED,
   'federated.losses.squared_error': REDUCED,
   'federated.optimizers.accumulated': {'batches': COUNT},
+  'federated.optimizers.clipped': {'norm': POSITIVE},
   'federated.optimizers.proximal': {'weight': WEIGHT},
   'federated.roughness.roughness': {'batch_size': COUNT},
   'federated.simulation.Federation': {
