@@ -30,7 +30,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
     given.shared(*('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults)
     rounds = defaults.pop('rounds_before', 0)
     given.integer(
-      'rounds_before', rounds, 'Rounds of training on the public images before; 0: nobody has taken part yet.'
+      'rounds_before', rounds, 'Rounds of training on the public samples before; 0: nobody has taken part yet.'
     )
     given.shared('init', 'weights', *(NETWORK if 'model' in own else ()))
   with _program.group('client'):
@@ -83,7 +83,7 @@ def scenario(
   rounds = errors.check_number('rounds_before', given.rounds_before, low=0, high=10**6, integer=True)
   if rounds and public is None:
     if given.present('rounds_before'):
-      raise errors.UsageError(f'{rounds} rounds before the audit need public images, and there are none')
+      raise errors.UsageError(f'{rounds} rounds before the audit need public samples, and there are none')
     rounds = 0
   variables = given.variables(model, dataset, public, 'public')
   built = gl.scenario(
@@ -108,7 +108,7 @@ def trained(seed: int, scenario: gl.Scenario) -> gl.Scenario:
   rounds = scenario.settings.get('rounds_before')
   if not rounds:
     return scenario
-  _program.say(f'training for {rounds} round{"s" if rounds > 1 else ""} on the public images …')
+  _program.say(f'training for {rounds} round{"s" if rounds > 1 else ""} on the public samples …')
   assert scenario.public is not None
   clients = min(10, len(scenario.public[0]))
   key = jax.random.fold_in(jax.random.key(seed), 2)

@@ -43,7 +43,7 @@ with _program.group('what was captured'):
     split=('test', 'Split of --dataset that is read.'),
   )
   _GIVEN.string(
-    'sample_shape', None, 'Of private images: height,width,channels; else that of the samples of --dataset.'
+    'sample_shape', None, 'Of private samples, of images height,width,channels; else that of the samples of --dataset.'
   )
   _GIVEN.integer('num_classes', None, 'Number of logits; by default the only one that fits the weights.')
   _GIVEN.string('names', '', "Modules in the files as in the model: 'fc1=Dense_0;fc2=Dense_1'.")

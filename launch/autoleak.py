@@ -69,7 +69,7 @@ def main(argv):
 
 
 def _command(scenario):
-  """Returns the flags that repeat this run; what was left out for want of public images is left out again."""
+  """Returns the flags that repeat this run; what was left out for want of public samples is left out again."""
   from gradleak.studies.autoleak.entry import SETTINGS
 
   known = {name: getattr(_GIVEN, name) for name in SETTINGS}

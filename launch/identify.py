@@ -21,7 +21,7 @@ with _program.group('what is attacked'):
     *('dataset', 'split', *_audited.OPTIONS, 'trials', 'public'),
     *('model', 'init', 'weights', 'seed'),
   )
-  _GIVEN.integer('rounds_before', 0, 'Rounds of training on the public images before.')
+  _GIVEN.integer('rounds_before', 0, 'Rounds of training on the public samples before.')
 with _program.group('client'):
   _GIVEN.settings(gl.ClientSettings)
 with _program.group('attacker'):

@@ -47,7 +47,7 @@ CASES = [
   ('--knowledge=adaptiv', "unknown knowledge 'adaptiv'", "did you mean 'adaptive'", 'both'),
   ('--rounds=0', 'rounds is 0', 'in [1, 1000000]'),
   ('--public=5000', '5000 images are asked for', 'has 1297'),
-  ('--public=0 --rounds_before=2', '2 rounds before the audit need public images'),
+  ('--public=0 --rounds_before=2', '2 rounds before the audit need public samples'),
   ('--rounds_before=-1', 'rounds_before is -1', 'nearest valid value is 0'),
   ('--public=-1', 'public is -1', 'nearest valid value is 0'),
   ('--public=0 --defenses=graddefense(stddev=0.1)', 'graddefense', 'public'),
