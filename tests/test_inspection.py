@@ -145,7 +145,7 @@ def test_a_last_layer_of_zeros_is_a_start_and_a_batch_that_does_not_fit_an_error
   for batch in ((images[:1], labels[:1]), (images[:4, :4], labels[:4]), (images[:4], labels[:3])):
     with pytest.raises(errors.UsageError, match='the batch has samples'):
       inspect(model, variables, (8, 8, 1), batch=batch)
-  with pytest.raises(errors.UsageError, match='image 1 has the label 11'):
+  with pytest.raises(errors.UsageError, match='sample 1 has the label 11'):
     inspect(model, variables, (8, 8, 1), batch=(images[:2], np.array([3, 11])))
   with pytest.raises(errors.UsageError, match="does not offer 'layers'"):
     inspect(models.from_functions(model.init, model.apply), variables, (8, 8, 1))
