@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.models import Model
+from gradleak.models import Model, programs
 from gradleak.models.model import check_mode
 
 _PRODUCTS = ('dot_general', 'conv_general_dilated', 'convolve')
@@ -92,15 +92,11 @@ def check_head(model: Model, variables: Mapping, sample_shape: Sequence[int]) ->
 def _primitives(jaxpr: Any) -> Iterator[str]:
   """Yields the names of a program's operations in their order, those of inner programs in their places."""
   for equation in jaxpr.eqns:
-    inner = [
-      one for value in equation.params.values() for one in (value if isinstance(value, tuple | list) else (value,))
-    ]
-    programs = [getattr(one, 'jaxpr', one) for one in inner]
-    programs = [one for one in programs if hasattr(one, 'eqns')]
-    if not programs:
+    parts = programs.inner(equation)
+    if not parts:
       yield equation.primitive.name
-    for program in programs:
-      yield from _primitives(program)
+    for part in parts:
+      yield from _primitives(getattr(part, 'jaxpr', part))
 
 
 def _drawn(variables: Mapping, seed: int) -> Mapping:

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 from gradleak.core.trees import Tree
 from gradleak.engine import compiler
+from gradleak.models import programs
 from gradleak.models.masked import masked
 from gradleak.models.model import per_example_loss
 
@@ -104,13 +105,9 @@ def _scalars(program: Any) -> list:
   for equation in getattr(program, 'jaxpr', program).eqns:
     taken = [one.val for one in equation.invars if isinstance(one, Literal)]
     found += [equation.primitive.name, *(float(one) for one in taken if np.shape(one) == () and _is_number(one))]
-    for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
-      found += _scalars(inner) if _is_program(inner) else []
+    for part in programs.inner(equation):
+      found += _scalars(part)
   return found
-
-
-def _is_program(one: Any) -> bool:
-  return isinstance(one, ClosedJaxpr | Jaxpr)
 
 
 def _is_number(one: Any) -> bool:

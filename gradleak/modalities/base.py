@@ -271,6 +271,11 @@ class Modality:
     return len(self.axis_names)
 
   @property
+  def scored(self) -> Column:
+    """The column of the score, with the range that it has by definition."""
+    return next(one for one in self.columns if one.name == self.score)
+
+  @property
   def controls(self) -> tuple[str, ...]:
     """The columns that a run has to exceed: of the score, and of the correlation."""
     return f'control_{self.score}', f'control_{self.correlation}'

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+
+def inner(equation: Any) -> list[Any]:
+  """Returns the programs that an operation runs, as it holds them: with their constants, or without."""
+  held = equation.params.values()
+  parts = [one for value in held for one in (value if isinstance(value, tuple | list) else (value,))]
+  return [one for one in parts if isinstance(one, ClosedJaxpr | Jaxpr)]
 
 
 def walked(

@@ -294,8 +294,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
 
 def _axis(scale: Modality, finite: Sequence[float]) -> tuple[float, float]:
   """Returns the ends of the axis of the score of runs: its range, where that is known, else what the runs take."""
-  (column,) = (one for one in scale.columns if one.name == scale.score)
-  low, high = column.bounds or (-math.inf, math.inf)
+  low, high = scale.scored.bounds or (-math.inf, math.inf)
   if math.isfinite(low) and math.isfinite(high):
     return low, high
   return min([0.0, *finite]), max([10.0, *finite]) * 1.04
@@ -329,9 +328,8 @@ def _more(summary: cases.Summary, paired: bool, published: Mapping[str, str]) ->
 
 def _meaning(kind: Modality) -> tuple[str, list[str]]:
   """Returns the name of the score and what it means."""
-  (column,) = (one for one in kind.columns if one.name == kind.score)
   name = f'scores.{kind.name}'
-  meaning = said(name) if name in kind.words else column.meaning
+  meaning = said(name) if name in kind.words else kind.scored.meaning
   return kind.shown[0].title, [meaning]
 
 

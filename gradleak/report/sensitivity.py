@@ -56,7 +56,7 @@ def steps(found: Sensitivity) -> dict[str, dict[str, Any]]:
 
 def _step(found: Sensitivity, name: str) -> dict[str, Any]:
   rows, kind = found.of(name), found.modality
-  (score,) = (column for column in kind.columns if column.name == kind.score)
+  score = kind.scored
   known = [row[score.name] for row in rows if row[score.name] is not None]
   mean, low, high = metrics.mean_interval(known)
   bounded, (least, most) = len(known) >= 3, score.bounds or (-math.inf, math.inf)
@@ -211,10 +211,9 @@ def waterfall(found: Sensitivity) -> bytes:
 
 def _highest(found: Sensitivity, entries: Sequence[Mapping[str, Any]]) -> float:
   """Returns the upper end of the axis of the score, with room for the counts above the bars."""
-  score = found.modality.score
-  ends = [value for step in entries for value in (step[f'{score}_high'], step[score]) if value is not None]
-  (column,) = (one for one in found.modality.columns if one.name == score)
-  most = column.bounds[1] if column.bounds else math.inf
+  name, bounds = found.modality.score, found.modality.scored.bounds
+  ends = [value for step in entries for value in (step[f'{name}_high'], step[name]) if value is not None]
+  most = bounds[1] if bounds else math.inf
   return 1.16 * max(12.0 if math.isinf(most) else most, *ends, 0.0)
 
 
