@@ -130,6 +130,37 @@ def ratios(figure: str, core: str = '') -> list[Column]:
   return [*columns, *([Column('core', core, ratio=True)] if core else [])]
 
 
+def right(name: str, figure: str) -> list[Column]:
+  """Returns the columns of batches that two packages attack; `name` is what of them is right."""
+  times = [Column('s per batch', 'seconds', ',.2f'), Column('core s', 'core', ',.2f')]
+  return [*times, Column(f'{name} right', figure, '.3f', first), *ratios('seconds', 'core')]
+
+
+def right_note(name: str, compared: int) -> str:
+  """Returns what stands below them."""
+  return (
+    f'{name} right: mean over the first {compared} batches, after equal steps. Core s: of all processor cores '
+    'together. PyTorch runs on the number of threads with which it is quicker.'
+  )
+
+
+def batch_figures(
+  found: Sequence[Any], times: tuple[float, float], figure: str, right_of: Callable[[Any, int], float], compared: int
+) -> dict[str, float]:
+  """Returns the figures of reconstructed batches.
+
+  Args:
+    found: one of each private batch, from the first on.
+    times: wall and core seconds of them all.
+    figure: what the fraction that is right is called.
+    right_of: (a reconstruction, place of its batch) -> that fraction.
+    compared: of how many, the first, it is the mean.
+  """
+  fractions = [right_of(one, place) for place, one in enumerate(found[:compared])]
+  seconds, core = (total / len(found) for total in times)
+  return {'seconds': seconds, 'core': core, figure: float(np.mean(fractions))}
+
+
 def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: bool = False) -> Found:
   """Returns name -> {figure: its runs}, with the 'peak' of memory, or name -> why it was not measured at all.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import gradleak as gl
 from benchmarks import harness, pytorch
-from benchmarks.harness import Column, Variant
+from benchmarks.harness import Variant
 from gradleak.core import errors
 from gradleak.data import tables
 from gradleak.engine import driver
@@ -27,10 +27,7 @@ from gradleak.modalities.tables import table
 SOURCE = 'https://github.com/eth-sri/tableak'
 INNER = 'attacks.gradient_inversion_attack'
 WIDTHS = 100, 100  # of the published network
-COLUMNS = [
-  Column('s per batch', 'seconds', ',.2f'), Column('core s', 'core', ',.2f'),
-  Column('cells right', 'cells', '.3f', harness.first), *harness.ratios('seconds', 'core'),
-]  # fmt: skip
+COLUMNS = harness.right('cells', 'cells')
 
 
 class Clone(NamedTuple):
@@ -75,10 +72,11 @@ class Batches(NamedTuple):
 
   def figures(self, found: Sequence[Any], watch: pytorch.Stopwatch) -> dict[str, float]:
     """Returns the figures of reconstructed batches [n, N, D] of our encoding, those of the first private ones."""
-    seconds, core = watch.read()
-    given = zip(found[: self.compared], self.rows, self.labels, strict=False)
-    right = [self.client.modality.evaluate(rows, truth, [], labels)['cells'] for rows, truth, labels in given]
-    return {'seconds': seconds / len(found), 'core': core / len(found), 'cells': float(np.mean(right))}
+
+    def right(rows: Any, place: int) -> float:
+      return self.client.modality.evaluate(rows, self.rows[place], [], self.labels[place])['cells']
+
+    return harness.batch_figures(found, watch.read(), 'cells', right, self.compared)
 
   def encoded(self, rows: Any) -> np.ndarray:
     """Returns rows of theirs [N, D] in our encoding."""
@@ -98,8 +96,7 @@ def main(options: harness.Options) -> None:
     ],
     COLUMNS,
     options.repeats,
-    f'Cells right: mean over the first {made.compared} batches, after equal steps. Core s: of all processor cores '
-    'together. PyTorch runs on the number of threads with which it is quicker.',
+    harness.right_note('Cells', made.compared),
     warm=True,
   )
 
@@ -202,7 +199,7 @@ def published(made: Batches) -> Callable[[], Mapping[str, float]]:
 
   def one(rows: Any, targets: np.ndarray, steps: int, starts: int) -> Any:
     labels = torch.tensor(targets)
-    gradient = torch.autograd.grad(loss(made.network(rows), labels), made.network.parameters())
+    gradient = pytorch.gradient(made.network, rows, labels)
     return invert(
       net=made.network, training_criterion=loss, true_grad=[part.detach() for part in gradient], true_label=labels,
       true_data=rows, reconstruction_loss='cosine_sim', dataset=of, max_iterations=steps, post_selection=starts,

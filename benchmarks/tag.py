@@ -21,7 +21,7 @@ import numpy as np
 
 import gradleak as gl
 from benchmarks import breaching, harness, pytorch
-from benchmarks.harness import Column, Variant
+from benchmarks.harness import Variant
 from gradleak.core import trees
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
@@ -30,10 +30,7 @@ from gradleak.models import token_weights
 LENGTH = 12  # tokens of a text
 WIDTH, LAYERS, HEADS = 64, 2, 4
 RATE, ALPHA = 0.01, 0.01  # of Adam, and of the sum of magnitudes
-COLUMNS = [
-  Column('s per batch', 'seconds', ',.2f'), Column('core s', 'core', ',.2f'),
-  Column('tokens right', 'tokens', '.3f', harness.first), *harness.ratios('seconds', 'core'),
-]  # fmt: skip
+COLUMNS = harness.right('tokens', 'tokens')
 
 
 class Batches(NamedTuple):
@@ -59,11 +56,12 @@ class Batches(NamedTuple):
 
   def figures(self, found: Sequence[Any], watch: pytorch.Stopwatch) -> dict[str, float]:
     """Returns the figures of reconstructed batches [n, N, T], those of the first private ones."""
-    seconds, core = watch.read()
-    given = zip(found[: self.compared], self.texts, self.labels, strict=False)
-    evaluate = self.client.modality.evaluate
-    right = [evaluate(np.asarray(texts), truth, [], labels)['token_accuracy'] for texts, truth, labels in given]
-    return {'seconds': seconds / len(found), 'core': core / len(found), 'tokens': float(np.mean(right))}
+
+    def right(texts: Any, place: int) -> float:
+      judged = self.client.modality.evaluate(np.asarray(texts), self.texts[place], [], self.labels[place])
+      return judged['token_accuracy']
+
+    return harness.batch_figures(found, watch.read(), 'tokens', right, self.compared)
 
 
 def main(options: harness.Options) -> None:
@@ -80,8 +78,7 @@ def main(options: harness.Options) -> None:
     ],
     COLUMNS,
     options.repeats,
-    f'Tokens right: mean over the first {made.compared} batches, after equal steps. Core s: of all processor cores '
-    'together. PyTorch runs on the number of threads with which it is quicker.',
+    harness.right_note('Tokens', made.compared),
     warm=True,
   )
 
@@ -222,7 +219,7 @@ def one(
   """
   torch, package = pytorch.torch(), breaching.package()
   known, loss = torch.tensor(labels).long(), torch.nn.CrossEntropyLoss()
-  gradient = torch.autograd.grad(loss(made.network(torch.tensor(texts)), known), made.network.parameters())
+  gradient = pytorch.gradient(made.network, torch.tensor(texts), known)
   parameters = [parameter.detach() for parameter in made.network.parameters()]
   about = types.SimpleNamespace(shape=(texts.shape[1],), modality='text')
   shared = {'num_data_points': len(texts), 'labels': known, 'local_hyperparams': None}
