@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse.linalg
+import scipy.linalg
+import scipy.sparse
 
 from gradleak.models.stages import Stages
 
@@ -24,8 +25,7 @@ _RANK = 1e-5  # of the largest singular value; what is smaller is rounding
 _SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
 _SWEEPS = 12  # over the directions that are missing
 _INVERSES = 4
-_PROBES = 8  # of the mean eigenvalue
-_ITERATIONS, _TOLERANCE = 3000, 1e-7  # of conjugate gradients
+_TOLERANCE = 1e-7  # of a direction, at which inverse iterations end
 EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
 
 
@@ -189,16 +189,8 @@ def direction_of(
     own = np.concatenate([[0.0], x])[seen]
     return own - own.mean(axis=0) if centred else own
 
-  def form(x: np.ndarray) -> np.ndarray:
-    """Applies the quadratic form of a map: what of its patches is not in the span, squared."""
-    own = shown(x)
-    back = np.bincount(seen.ravel(), (own - (own @ span.T) @ span).ravel(), size + 1)[1:]
-    if level is not None:
-      back[level] += x[level].mean(axis=1, keepdims=True)
-    return back
-
   for _ in range(_SWEEPS if missing else 1):
-    found, quotient = _least(form, found)
+    found, quotient = _least(_form(seen, span, size, centred, level), found)
     if not missing or quotient < EXACT:
       break
     own = shown(found)
@@ -207,16 +199,34 @@ def direction_of(
   return found * np.sign(found.sum()), quotient
 
 
-def _least(form: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> tuple[np.ndarray, float]:
+def _form(seen: np.ndarray, span: np.ndarray, size: int, centred: bool, level: np.ndarray | None) -> np.ndarray:
+  """Returns the quadratic form of a map, [size, size]: what of its patches is not in the span, squared.
+
+  The patch at a position p is the map at seen[p]. With A = 1 − spanᵀ span, the sum of squares over N positions is
+  Σ_p patch_pᵀ A patch_p, where the patches are centred less N times that of the mean patch.
+  """
+  positions, entries = seen.shape
+  outside = np.eye(entries) - span.T @ span
+  form = np.zeros((size + 1, size + 1))
+  for own in seen:
+    form[np.ix_(own, own)] += outside  # the padding is entry 0, which is dropped
+  if centred:
+    places = np.tile(np.arange(entries), positions), seen.ravel()
+    summed = scipy.sparse.csr_array((np.ones(seen.size), places), shape=(entries, size + 1))
+    form -= summed.T @ (outside @ summed.toarray()) / positions
+  form = form[1:, 1:]
+  for group in () if level is None else level:
+    form[np.ix_(group, group)] += 1 / len(group)
+  return form
+
+
+def _least(form: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
   """Returns the eigenvector of the least eigenvalue, and that over the mean one, by inverse iterations."""
-  size, signs = len(start), np.random.default_rng(1).choice([-1.0, 1.0], (_PROBES, len(start)))
-  mean = float(np.mean([one @ form(one) for one in signs])) / size
-  shifted = scipy.sparse.linalg.LinearOperator((size, size), lambda x: form(x) + _SHIFT * mean * x, dtype=np.float64)
-  found = start / np.linalg.norm(start)
+  mean, found = float(np.trace(form)) / len(form), start / np.linalg.norm(start)
+  factor = scipy.linalg.cho_factor(form + _SHIFT * mean * np.eye(len(form)), overwrite_a=True, check_finite=False)
   for _ in range(_INVERSES):
-    guess = found / (found @ form(found) + _SHIFT * mean)
-    before, found = found, scipy.sparse.linalg.cg(shifted, found, guess, rtol=_TOLERANCE, maxiter=_ITERATIONS)[0]
+    before, found = found, scipy.linalg.cho_solve(factor, found, check_finite=False)
     found = found / np.linalg.norm(found)
     if np.linalg.norm(found - before) < _TOLERANCE:
       break
-  return found, float(found @ form(found) / mean)
+  return found, float(found @ form @ found) / mean

@@ -25,6 +25,7 @@ from gradleak.defenses import base
 from gradleak.defenses.clipping import clip
 from gradleak.defenses.defense import SENSITIVITIES, Mechanism, Noise, Settings, defense
 from gradleak.defenses.noise import gaussian
+from gradleak.models import mixing
 from gradleak.models.model import per_example_loss
 
 ACCOUNTANTS = ('rdp', 'pld')
@@ -422,6 +423,11 @@ def _per_sample(
     loss = _weighted_loss(name, client, {**(variables or {}), 'params': params})
     with _promoting():
       total = _clipped_sum(loss, limit)(params, samples, targets, weights, dropout)
+      if mixing.mixes(client, {**(variables or {}), 'params': params}, samples, targets, len(samples), 1):
+        raise errors.UsageError(
+          f'the defense {name} clips the gradient of each sample, and in the model {client.model.name!r} no sample has '
+          'one of its own: it depends on the other samples of the batch'
+        )
       if perturb is not None and noise is not None:
         total = perturb(noise, total)
     mean = jax.tree.map(lambda t, u: (t / jnp.sum(weights)).astype(u.dtype), total, updates)

@@ -18,10 +18,10 @@ from gradleak.core import errors, trees
 from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
-from gradleak.federated import heads, mixing
+from gradleak.federated import heads
 from gradleak.federated.losses import Loss, as_loss, cross_entropy
 from gradleak.modalities import IMAGES, Modality
-from gradleak.models import Model
+from gradleak.models import Model, mixing
 from gradleak.models.masked import masked
 from gradleak.models.model import check_mode, check_model, check_variables, has_init, per_example_loss
 

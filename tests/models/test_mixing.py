@@ -9,8 +9,8 @@ import pytest
 from flax import linen as nn
 
 import gradleak as gl
-from gradleak.federated import losses, mixing, simulation
-from gradleak.models import masked
+from gradleak.federated import losses, simulation
+from gradleak.models import masked, mixing
 
 N, SIZE, SHAPE, OUTPUTS = 8, 3, (2, 2, 1), 3
 LEFT = N % SIZE  # in the last batch
@@ -255,3 +255,22 @@ def test_a_training_refuses_padding_that_would_count(given, sizes, words):
   mean = jax.tree.map(lambda a, b: shares[0] * a + shares[1] * b, first, second)
   expected = jax.tree.map(lambda old, d: old + (d if rate > 0 else -d), variables['params'], mean)
   assert_close(after.variables['params'], expected)
+
+
+@pytest.mark.parametrize('function', [centred, attention, by_number, alone])
+def test_samples_that_a_network_mixes_are_not_clipped_one_by_one(function):
+  """Of a batch of one, each network knows the gradient."""
+  model, variables = model_of(function)
+  client = gl.Client(model, OUTPUTS)
+  dpsgd = gl.defenses.dpsgd(client, norm=1.0, noise=1.0)
+
+  def sent(size):
+    batch = jnp.asarray(X[:size]), jax.nn.one_hot(Y[:size], OUTPUTS)
+    return dpsgd.update(variables['params'], (), variables['params'], key=jax.random.key(0), batch=batch)
+
+  sent(1)
+  if function in MIXING:
+    with pytest.raises(gl.UsageError, match=f"dpsgd .* the model '{function.__name__}' no sample has one of its own"):
+      sent(2)
+  else:
+    sent(2)
