@@ -23,10 +23,12 @@ _INVARIANT = 1e-3  # relative; rounding behind a norm is about 1e-6
 _REDUNDANT = 1.5  # equations for each unknown
 _RANK = 1e-5  # of the largest singular value; what is smaller is rounding
 _SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
-_SWEEPS = 12  # over the directions that are missing
+_SWEEPS, _STALLED = 40, 0.9  # over the directions that are missing, and the ratio of eigenvalues at which they end
 _INVERSES = 4
+_PROBES = 8  # of the mean eigenvalue
 _TOLERANCE = 1e-7  # of a direction, at which inverse iterations end
-EXACT = 1e-8  # the least eigenvalue over the mean one at which sweeps end
+EXACT = 1e-8  # the least eigenvalue over the mean one up to which a map is a start
+_ENOUGH = 1e-11  # at which sweeps end
 
 
 class Blind(NamedTuple):
@@ -183,50 +185,104 @@ def direction_of(
   _, values, directions = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
   known = directions[: min(wanted, int(np.sum(values > _RANK * values[0])))]
   missing, found = wanted - len(known), np.random.default_rng(0).normal(size=size)
-  span, quotient = known, np.inf
+  span = known
 
   def shown(x: np.ndarray) -> np.ndarray:
     own = np.concatenate([[0.0], x])[seen]
     return own - own.mean(axis=0) if centred else own
 
+  def form(x: np.ndarray) -> float:
+    own = shown(x)
+    return float(np.sum(own**2) - np.sum((own @ span.T) ** 2))
+
+  def projected(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    for group in () if level is None else level:
+      x[group] -= x[group].mean()
+    return x / np.linalg.norm(x)
+
+  signs = np.random.default_rng(1).choice([-1.0, 1.0], (_PROBES, size))
+  mean = float(np.mean([form(one) for one in signs])) / size
+  inverse = _inverse(seen, known, centred, size, _SHIFT * mean)
+  closer, found, quotient = inverse, projected(found), np.inf
   for _ in range(_SWEEPS if missing else 1):
-    found, quotient = _least(_form(seen, span, size, centred, level), found)
-    if not missing or quotient < EXACT:
+    for _ in range(_INVERSES):
+      before, found = found, projected(closer(found))
+      if np.linalg.norm(found - before) < _TOLERANCE:
+        break
+    former, quotient = quotient, form(found) / mean
+    if not missing or quotient < _ENOUGH or quotient > _STALLED * former:
       break
     own = shown(found)
-    others = np.linalg.svd(own - (own @ known.T) @ known, full_matrices=False)[2]
-    span = np.concatenate([known, others[:missing]])
+    others = np.linalg.svd(own - (own @ known.T) @ known, full_matrices=False)[2][:missing]
+    span, closer = np.concatenate([known, others]), _wider(inverse, seen, others, centred, size)
   return found * np.sign(found.sum()), quotient
 
 
-def _form(seen: np.ndarray, span: np.ndarray, size: int, centred: bool, level: np.ndarray | None) -> np.ndarray:
-  """Returns the quadratic form of a map, [size, size]: what of its patches is not in the span, squared.
+def _wider(inverse: Callable, seen: np.ndarray, others: np.ndarray, centred: bool, size: int) -> Callable:
+  """Returns the inverse of `_inverse` for a span of some more directions, [M, entries], by Woodbury's identity."""
+  parts = np.zeros((len(seen), len(others), size + 1))
+  for part, own in zip(parts, seen, strict=True):
+    part[:, own] = others
+  parts = parts[:, :, 1:] - (parts[:, :, 1:].mean(axis=0) if centred else 0)  # entry 0 is the padding
+  rows = parts.reshape(-1, size)
+  made = inverse(rows.T)
+  inner = np.linalg.inv(np.eye(len(rows)) - rows @ made)
 
-  The patch at a position p is the map at seen[p]. With A = 1 − spanᵀ span, the sum of squares over N positions is
-  Σ_p patch_pᵀ A patch_p, where the patches are centred less N times that of the mean patch.
+  def wider(x: np.ndarray) -> np.ndarray:
+    x = inverse(x)
+    return x + made @ (inner @ (rows @ x))
+
+  return wider
+
+
+def _inverse(
+  seen: np.ndarray, span: np.ndarray, centred: bool, size: int, shift: float
+) -> Callable[[np.ndarray], np.ndarray]:
+  """Returns the inverse of a form plus a shift, a function of maps, [size] or [size, M].
+
+  The form of a map is what of its patches is not in a span, squared. It is D − UUᵀ, where D counts the filters that see
+  an entry. Uᵀ makes of the patches their parts in the span, in a basis of centred positions. If they are centred, the
+  mean patch times the root of their number is added. Woodbury's identity gives the inverse
+
+    (D − UUᵀ)⁻¹ = D⁻¹ + D⁻¹U (1 − UᵀD⁻¹U)⁻¹ UᵀD⁻¹.
+
+  The matrix in the middle has (positions − 1) · rank + entries rows, far fewer than the map has entries at a stride.
+
+  Args:
+    seen, centred, size: see `direction_of`.
+    span: orthonormal rows [rank, entries].
+    shift: that is added to the form's diagonal.
   """
   positions, entries = seen.shape
-  outside = np.eye(entries) - span.T @ span
-  form = np.zeros((size + 1, size + 1))
-  for own in seen:
-    form[np.ix_(own, own)] += outside  # the padding is entry 0, which is dropped
+  basis = scipy.linalg.helmert(positions) if centred else np.eye(positions)
+  parts = len(basis) * len(span)
+  places = np.arange(seen.size)[seen.ravel() > 0], seen[seen > 0] - 1
+  patches_of = scipy.sparse.csr_array((np.ones(len(places[0])), places), shape=(seen.size, size))
+  weights = 1 / (np.bincount(places[1], minlength=size) + shift)
+  overlaps = (patches_of * weights) @ patches_of.T
+
+  def inner(patches: np.ndarray) -> np.ndarray:  # [positions · entries, M] -> Uᵀ of them, [rows, M]
+    patches = patches.reshape(positions, entries, -1)
+    own = np.tensordot(basis, np.tensordot(span, patches, (1, 1)), (1, 1)).reshape(parts, -1)
+    return np.concatenate([own, patches.sum(axis=0) / np.sqrt(positions)]) if centred else own
+
+  def outer(rows: np.ndarray) -> np.ndarray:  # [rows, M] -> U of them, [size, M]
+    own = np.tensordot(span, rows[:parts].reshape(len(basis), len(span), -1), (0, 1))
+    own = np.tensordot(basis, own, (0, 1))
+    own = own + rows[parts:] / np.sqrt(positions) if centred else own
+    return patches_of.T @ own.reshape(seen.size, -1)
+
+  columns = [inner(overlaps[:, p * entries : (p + 1) * entries] @ span.T) for p in range(positions)]
+  left = np.tensordot(np.stack(columns, axis=1), basis, (1, 1)).swapaxes(1, 2).reshape(-1, parts)
   if centred:
-    places = np.tile(np.arange(entries), positions), seen.ravel()
-    summed = scipy.sparse.csr_array((np.ones(seen.size), places), shape=(entries, size + 1))
-    form -= summed.T @ (outside @ summed.toarray()) / positions
-  form = form[1:, 1:]
-  for group in () if level is None else level:
-    form[np.ix_(group, group)] += 1 / len(group)
-  return form
+    every = scipy.sparse.csr_array(np.tile(np.eye(entries), (positions, 1)) / np.sqrt(positions))
+    left = np.concatenate([left, inner((overlaps @ every).toarray())], axis=1)
+  factor = scipy.linalg.cho_factor(np.eye(len(left)) - left, overwrite_a=True, check_finite=False)
 
+  def inverse(x: np.ndarray) -> np.ndarray:
+    maps = weights[:, None] * x.reshape(size, -1)
+    rows = scipy.linalg.cho_solve(factor, inner(patches_of @ maps), check_finite=False)
+    return (maps + weights[:, None] * outer(rows)).reshape(x.shape)
 
-def _least(form: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, float]:
-  """Returns the eigenvector of the least eigenvalue, and that over the mean one, by inverse iterations."""
-  mean, found = float(np.trace(form)) / len(form), start / np.linalg.norm(start)
-  factor = scipy.linalg.cho_factor(form + _SHIFT * mean * np.eye(len(form)), overwrite_a=True, check_finite=False)
-  for _ in range(_INVERSES):
-    before, found = found, scipy.linalg.cho_solve(factor, found, check_finite=False)
-    found = found / np.linalg.norm(found)
-    if np.linalg.norm(found - before) < _TOLERANCE:
-      break
-  return found, float(found @ form @ found) / mean
+  return inverse
