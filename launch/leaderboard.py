@@ -64,11 +64,19 @@ def _add():
   found = leaderboard.load(workdir)
   settings = _read(workdir / 'command.json', 'give its command of launch/autoleak.py again, which writes it')
   costs = _costs(found) if _GIVEN.costs else {}
-  for entry in leaderboard.entries(found, settings, costs):
-    path = os.path.join(_GIVEN.folder, f'{leaderboard.name(entry)}.json')
-    if entry['defense'] == 'none' and os.path.exists(path) and not _GIVEN.replace:
-      continue  # every run of a task has one
-    print(leaderboard.add(_GIVEN.folder, entry, replace=_GIVEN.replace))
+
+  def known(entry):  # every run of a task has one without a defense
+    return entry['defense'] == 'none' and os.path.exists(os.path.join(_GIVEN.folder, f'{leaderboard.name(entry)}.json'))
+
+  made = leaderboard.entries(found, settings, costs)
+  _write([entry for entry in made if _GIVEN.replace or not known(entry)], _GIVEN.replace)
+
+
+def _write(entries, replace=True):
+  """Writes entries into the folder, and prints their paths."""
+  from gradleak.studies.autoleak import leaderboard
+
+  print('\n'.join(map(str, leaderboard.add_all(_GIVEN.folder, entries, replace))))
 
 
 def _costs(found):
@@ -106,10 +114,7 @@ def _price():
   if not same:
     raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task that was trained in {_GIVEN.costs}')
   found = _of_training(task)
-  for entry in same:
-    if entry['defense'] in found:
-      priced = leaderboard.priced(entry, found[entry['defense']])
-      print(leaderboard.add(_GIVEN.folder, priced, replace=True))
+  _write([leaderboard.priced(entry, found[entry['defense']]) for entry in same if entry['defense'] in found])
 
 
 def _identify():
@@ -123,8 +128,7 @@ def _identify():
   entries = [entry for entry in entries if entry is not None]
   if not entries:
     raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task and a defense of {_GIVEN.identified}')
-  for entry in entries:
-    print(leaderboard.add(_GIVEN.folder, entry, replace=True))
+  _write(entries)
 
 
 def _read(path, otherwise):

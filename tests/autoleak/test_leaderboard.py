@@ -135,7 +135,10 @@ def test_entries_of_one_task_are_about_the_same_weights(made, tmp_path):
   with pytest.raises(UsageError, match=r'none-.* and prune-.* of one task, and of different weights|of one task'):
     leaderboard.add(tmp_path, other)
   assert len(leaderboard.read(tmp_path)) == 1
-  leaderboard.add(tmp_path, former(other))  # what AutoLeak-1 mixed remains readable
+  both = [{**made[PRUNE], 'fingerprints': other['fingerprints']}, other]
+  assert len(leaderboard.add_all(tmp_path, both, replace=True)) == len(leaderboard.read(tmp_path)) == 2  # all at once
+  leaderboard.add(tmp_path, former(other), replace=True)  # what AutoLeak-1 mixed remains readable
+  leaderboard.add(tmp_path, made[PRUNE], replace=True)
   (tmp_path / f'{leaderboard.name(other)}.json').write_text(json.dumps(other))
   with pytest.raises(UsageError, match='of different weights: run one of them again'):
     leaderboard.read(tmp_path)

@@ -266,30 +266,36 @@ def digest(rows: Sequence[dict]) -> str:
 
 
 def add(folder: Any, entry: Mapping[str, Any], replace: bool = False) -> pathlib.Path:
-  """Writes an entry into a folder, all of it or nothing, and returns its path.
+  """Writes an entry into a folder and returns its path; see `add_all`."""
+  return add_all(folder, [entry], replace)[0]
+
+
+def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = False) -> list[pathlib.Path]:
+  """Writes entries into a folder, each as a whole, and returns their paths.
 
   Args:
     folder: of the leaderboard; made if it does not exist.
-    entry: one of `entries`.
+    entries: such as `entries` makes. All may be of other weights than those of their task that they replace.
     replace: whether one of the same name that differs is overwritten. Its accuracy cost stays where the new one has
       none: that is of a training, not of the run.
 
   Raises:
-    UsageError: if there is one that differs, and it is not to be replaced.
+    UsageError: if there is one that differs, and it is not to be replaced; and where entries of one task would be of
+      different weights. Then none is written.
   """
-  given = checked(errors.check_json('entry', entry), 'the entry')
-  path = made_folder(folder) / f'{name(given)}.json'
-  _check_weights({**{one.stem: _read(one) for one in path.parent.glob('*.json') if one != path}, path.stem: given})
-  if path.exists() and not replace:
-    old = _read(path)
-    differing = [part for part in FORM if old.get(part) != given.get(part)]
-    if not differing:
-      return path
-    raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')
-  if path.exists() and given['cost'] is None:
-    given = {**given, 'cost': _read(path)['cost']}
-  write_atomically(path, json.dumps(given, indent=1, ensure_ascii=False) + '\n')
-  return path
+  made = [checked(errors.check_json('entry', entry), 'the entry') for entry in entries]
+  named = {made_folder(folder) / f'{name(entry)}.json': entry for entry in made}
+  held = {path: _read(path) for path in pathlib.Path(folder).glob('*.json')}
+  _check_weights({path.stem: entry for path, entry in {**held, **named}.items()})
+  for path, entry in named.items():
+    differing = [part for part in FORM if path in held and held[path].get(part) != entry.get(part)]
+    if differing and not replace:
+      raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')
+  for path, entry in named.items():
+    cost = held[path]['cost'] if path in held and entry['cost'] is None else entry['cost']
+    if held.get(path) != (whole := {**entry, 'cost': cost}):
+      write_atomically(path, json.dumps(whole, indent=1, ensure_ascii=False) + '\n')
+  return list(named)
 
 
 def read(folder: Any) -> dict[str, dict[str, Any]]:
