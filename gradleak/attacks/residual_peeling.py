@@ -269,8 +269,9 @@ def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any,
     x, back, left = settled(run, place, x, behind.incoming)
     apart = np.linalg.norm(run.after(place, x) - behind.output) / np.linalg.norm(behind.output)
     left += float(OUTPUT * apart) ** 2
-    # An exact form may differ from the map behind, which may have constants that are not seen.
-    if left < _SOLVED or (eigenvalue < _CERTAIN and left < _NEAR):
+    # An exact form may differ from the map behind where that has constants that are not seen.
+    unseen = closed_map.blind(run.net_of, place + 1).classes
+    if left < _SOLVED or (unseen and eigenvalue < _CERTAIN and left < _NEAR):
       return x, back, left
     if eigenvalue < closed_map.EXACT or not stage.shortcut:  # the map behind is no start without a shortcut
       starts = [(x, _CLOSE), *starts]

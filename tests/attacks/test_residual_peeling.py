@@ -287,6 +287,21 @@ def test_a_shortcut_without_parameters_sees_more_than_the_convolution(digits, mo
   assert correlation(*shown) > 0.999 and np.mean(least == 0) > 0.5
 
 
+def test_constants_that_a_shortcut_shows_are_not_left_to_the_closed_form(digits, monkeypatch):
+  """The eigenvalue is exact where the convolution does not see them, and the map behind tells them."""
+  client, seen = observed(digits, Small(2))
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  run = peeling._Run(net_of, by_path(seen.variables['params']), by_path(seen.update), 6, 1.0, 10)
+  truth = maps_of(net_of(), run.params, digits[0][:1])
+  at_features = (run.params[net_of().dense[0]] @ run.observed[net_of().dense[1]]).reshape(1, -1)
+  back = jax.vjp(lambda x: net_of().apply(net_of().head, {}, x), truth[-1])[1](jnp.asarray(at_features))[0]
+  behind = inverse.Behind(truth[2], run.back(2, truth[2], back), run.observed, peeling.negligible(truth[2]))
+  off = np.asarray(truth[1]) + 0.003 * np.abs(truth[1]).max() * (np.arange(16) < 4)
+  monkeypatch.setattr(closed_map, 'found', lambda *given: (off, 1e-12))
+  x, _, left = peeling.stage_input(run, 1, behind)
+  assert near(x, truth[1]) and left < 1e-6
+
+
 def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkeypatch):
   client, seen = observed(digits, Plain())
   update = jax.tree_util.tree_map_with_path(
