@@ -12,6 +12,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
+from gradleak.audit import schema
 from gradleak.core import trees
 from gradleak.models import torch_weights
 from gradleak.report import captured as report_captured
@@ -589,8 +590,7 @@ def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
   assert frame['attack'].tolist() == ['fidel', 'csdlg_fast']
   assert frame['verdict'][0] == 'exact' and frame['psnr'][0] > 60 > 20 > frame['psnr'][1]
   assert len(found.controls) == 8 and all(row['control'] for row in found.controls)
-  audited = gl.audit(jax.random.key(1), dense.stand_in(1), [None], [gl.attacks.fidel()], 1, controls=4, progress='none')
-  assert set(found.rows[0]) == set(audited.rows[0])
+  assert set(found.rows[0]) == {column.name for column in schema.columns(gl.modalities.IMAGES)}
   table, page = report.captured_table(found), report.render_captured(found)
   assert 'exact' in table and 'knows the defense' not in table
   assert 'Judged by the private samples' in page and 'nothing on this page says' not in page
@@ -606,15 +606,15 @@ def test_among_few_others_the_control_decides_what_is_recognised():
   image, others = (number.uniform(size=(count, *shape)).astype(np.float32) for count in (1, 120))
   owned = Case(gl.models.mlp(10, widths=16), image, np.array([3]))
   verdicts, notes = [], []
-  for steps, gallery in ((10, []), (20, []), (10, [others[:98]]), (10, [others])):
+  for steps, gallery in ((20, []), (10, [others[:98]]), (10, [others])):
     options = {'sample_shape': shape, 'controls': 4, 'attacks': [gl.attacks.csdlg_fast(steps=steps)]}
     found = owned.attack(owned.update(), truth=(image, [3], *gallery), **options)
     (row,) = found.rows
     verdicts.append(row['verdict'])
     notes.append('is not judged: this needs 99 candidates' in report.render_captured(found))
     assert row['recognised'] == 1 and notes[-1] == ('needs 99 candidates' in report.captured_table(found))
-  assert verdicts == ['inconclusive', 'recognisable', 'inconclusive', 'recognisable']
-  assert notes == [True, True, True, False] and row['candidates'] == 120
+  assert verdicts == ['recognisable', 'inconclusive', 'recognisable']
+  assert notes == [True, True, False] and row['candidates'] == 120
 
 
 def test_a_truth_that_does_not_fit_is_refused(dense):

@@ -150,7 +150,7 @@ ASSUMED = (
   (D.svt_privacy(gamma=0.1, epsilon=1e6, noise_var=10.0), 'noise', 8),
   (D.chain(D.laplace(scale=0.01), D.gaussian(stddev=0.01)), 'draws', 6),
 )
-ALIKE = (2, 5, 8, 11, 12, 14, 15, 16)  # which are assumed and run as another of them is
+ALIKE = (2, 3, 5, 8, 11, 12, 13, 14, 15, 16)  # which are assumed and run as another of them is
 
 
 @pytest.mark.parametrize(('defense', 'model'), [each[:2] for each in ASSUMED], ids=str)

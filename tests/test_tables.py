@@ -20,21 +20,7 @@ COLUMNS = {
   'age': [30, 41, 52, 63, 28, 39, 44, 57, 35, 61, 48, 26, 33],
   'income': [1.5, 2.25, '?', 4.0, 1.0, 3.5, 2.0, 5.5, 1.75, 2.5, 3.25, 0.5, 2.75],
   'stage': ['I', 'II', 'III', 'I', 'II', 'III', 'I', 'II', 'I', 'I', 'II', 'I', 'III'],
-  'job': [
-    'nurse',
-    'clerk',
-    '',
-    'clerk',
-    'nurse',
-    'smith',
-    'clerk',
-    'nurse',
-    'smith',
-    'clerk',
-    'nurse',
-    'clerk',
-    'clerk',
-  ],
+  'job': 'nurse,clerk,,clerk,nurse,smith,clerk,nurse,smith,clerk,nurse,clerk,clerk'.split(','),
   'smoker': ['yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes'],
   'children': [0, 1, 2, 3, 0, 1, 2, 0, 0, 1, 2, 3, 1],
 }
@@ -358,24 +344,33 @@ def test_closed_forms_read_rows_behind_a_standardisation(mixed):
     gl.models.standardised(inner, mean, std[1:])
 
 
-def test_closed_forms_read_batches_exactly(scenario):
-  found = audit(scenario, [gl.attacks.peeling(), gl.attacks.spear()], batch_size=4)
-  by_attack = {row['attack']: [] for row in found.rows}
-  for row in found.rows:
-    by_attack[row['attack']].append(row['revealed'])
-  assert by_attack == {'peeling': [4, 4], 'spear': [4, 4]}
-  assert all(row['cells'] == 1 and row['verdict'] == 'exact' for row in found.rows)
-  assert found.config['modality'] == 'table' and found.truth.shape == (2, 4, 12)
+@pytest.fixture(scope='module')
+def peeled(scenario, tmp_path_factory):
+  """Returns an audit of peeling with and without noise, and its work directory."""
+  folder = tmp_path_factory.mktemp('tables') / 'peeled'
+  defenses = [None, gl.defenses.gaussian(stddev=0.5)]
+  return audit(scenario, [gl.attacks.peeling()], defenses=defenses, batch_size=4, workdir=folder), folder
 
 
-def test_tableak_beats_matching_without_relaxation(scenario):
-  attacks = [gl.attacks.tableak(steps=150, seeds=4), gl.attacks.csdlg_fast(tv=0.0, steps=150, start='normal')]
-  found = audit(scenario, attacks, batch_size=4)
-  means = {
-    name: np.mean([row['cells'] for row in found.rows if row['attack'].startswith(name)])
-    for name in ('tableak', 'csdlg')
-  }
-  assert means['tableak'] > 0.75 and means['tableak'] > means['csdlg'] + 0.05
+def test_closed_forms_read_batches_exactly(scenario, peeled):
+  spear = audit(scenario, [gl.attacks.spear()], batch_size=4)
+  for rows in (spear.rows, [row for row in peeled[0].rows if row['defense'] == 'none']):
+    assert [row['revealed'] for row in rows] == [4, 4]
+    assert all(row['cells'] == 1 and row['verdict'] == 'exact' for row in rows)
+  assert spear.config['modality'] == 'table' and spear.truth.shape == (2, 4, 12)
+
+
+@pytest.mark.parametrize(
+  ('attack', 'low', 'high'),
+  [
+    (gl.attacks.tableak(steps=150, seeds=4), 0.9, 1),
+    pytest.param(gl.attacks.csdlg_fast(tv=0.0, steps=150, start='normal'), 0.5, 0.8, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_tableak_beats_matching_without_relaxation(scenario, attack, low, high):
+  found = audit(scenario, [attack], batch_size=4)
+  assert low < np.mean([row['cells'] for row in found.rows]) <= high
   assert np.mean([row['cells'] for row in found.controls]) < 0.5
 
 
@@ -520,8 +515,8 @@ def test_a_token_is_a_column():
     gl.models.ft_transformer(2, width=9, heads=2)
 
 
-def test_the_page_shows_cells_bars_and_records(scenario, tmp_path):
-  found = audit(scenario, [gl.attacks.peeling()], defenses=[None, gl.defenses.gaussian(stddev=0.5)], batch_size=2)
+def test_the_page_shows_cells_bars_and_records(peeled, tmp_path):
+  found, _ = peeled
   gl.report.write(found, tmp_path)
   page = (tmp_path / 'report.html').read_text('utf-8')
   assert 'class="piece right"' in page and 'without an upload' in page and 'How much of one record' in page
@@ -552,9 +547,9 @@ def test_sentences_follow_the_samples():
   assert said('meaning.exact') == 'the image itself'
 
 
-def test_a_folder_is_read_again(scenario, tmp_path):
-  audit(scenario, [gl.attacks.peeling()], trials=1, workdir=tmp_path)
-  found = gl.load(tmp_path)
+def test_a_folder_is_read_again(scenario, peeled):
+  found = gl.load(peeled[1])
+  assert found.rows == peeled[0].rows
   assert found.config['modality'] == 'table' and of_config(found.config) is scenario.client.modality
 
 

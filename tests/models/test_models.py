@@ -1,7 +1,5 @@
 """The registry's models, and a user's own networks as models."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,18 +104,6 @@ def test_formulations_give_logits_that_are_features_times_the_last_dense_layer(s
   assert np.ptp(np.asarray(patches), axis=0).max() > 0  # the two images differ
 
 
-@pytest.mark.parametrize(('spec', 'sample_shape'), (SPECS | PUBLISHED).items())
-def test_layers_name_every_parameter_once_the_weight_first(spec, sample_shape):
-  params = shapes(spec, sample_shape)['params']
-  layers = models.create(spec, 10).layers(sample_shape)
-  paths = [path for layer in layers for path in layer.paths]
-  assert sorted(paths) == sorted(trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params))
-  assert len({layer.name for layer in layers}) == len(layers)
-  for layer in layers:
-    weight, *others = (trees.get(params, path) for path in layer.paths)
-    assert weight.ndim == 2 and all(other.ndim == 1 for other in others)
-
-
 def test_layers_are_in_forward_order_with_their_norms():
   convnet = models.create('convnet(width=2)', 10).layers((12, 12, 1))
   assert [layer.name for layer in convnet] == [f'Conv_{i}' for i in range(8)] + ['Dense_0']
@@ -163,21 +149,27 @@ def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(conv
 @pytest.mark.parametrize(
   ('spec', 'sample_shape'),
   [
-    *itertools.product(SPECS, [(25, 25, 1), (28, 28, 1)]),
-    *((spec, (9, 14, 3)) for spec in [*SPECS, *PUBLISHED] if not spec.startswith('vit')),
+    *((spec, (25, 25, 1)) for spec in SPECS),
+    *((spec, PUBLISHED[spec] if spec.startswith('vit') else (9, 14, 3)) for spec in [*SPECS, *PUBLISHED]),
   ],
 )
-def test_any_size(spec, sample_shape):
+def test_any_size_and_layers_name_every_parameter_once_the_weight_first(spec, sample_shape):
   model = models.create(spec, 7)
 
   def run(key, images):
     variables = model.init(key, sample_shape)
-    last = trees.get(variables['params'], model.layers(sample_shape)[-1].paths[0])
-    return model.apply(variables, images, True)[0], model.features(variables, images), last
+    return model.apply(variables, images, True)[0], model.features(variables, images), variables['params']
 
-  logits, features, last = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *sample_shape), jnp.float32))
+  logits, features, params = jax.eval_shape(run, jax.random.key(0), jnp.zeros((3, *sample_shape), jnp.float32))
+  layers = model.layers(sample_shape)
   assert logits.shape == (3, 7) and logits.dtype == jnp.float32
-  assert features.shape == (3, last.shape[0])
+  assert features.shape == (3, trees.get(params, layers[-1].paths[0]).shape[0])
+  paths = [path for layer in layers for path in layer.paths]
+  assert sorted(paths) == sorted(trees.path_names(path) for path, _ in jax.tree.leaves_with_path(params))
+  assert len({layer.name for layer in layers}) == len(layers)
+  for layer in layers:
+    weight, *others = (trees.get(params, path) for path in layer.paths)
+    assert weight.ndim == 2 and all(other.ndim == 1 for other in others)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +233,7 @@ def test_bad_settings_are_named_with_the_valid_ones(spec, options, words):
 def test_factories_equal_create(factory, settings, spec):
   made, created = factory(10, **settings), models.create(spec, 10)
   assert made.name == created.name == spec
-
-  assert shapes_of(made, (12, 12, 3)) == shapes_of(created, (12, 12, 3))
+  assert made == created or shapes_of(made, (12, 12, 3)) == shapes_of(created, (12, 12, 3))
 
 
 @pytest.mark.parametrize('widths', [(), [], '', (64.0,), (3, 0), (True, 2), -3, None, 65_537, 2**63])
