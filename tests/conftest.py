@@ -32,6 +32,8 @@ if 'GRADLEAK_TEST_CACHE' not in os.environ:  # the first process makes the folde
 jax.config.update('jax_compilation_cache_dir', os.environ['GRADLEAK_TEST_CACHE'])
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+# Else the folder is a part of each program's key: programs of launch/ in this process name another one.
+jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
 
 # XLA's emitters for fused loops take half of the seconds that it compiles, for programs of which tests run a few steps.
 QUICK_XLA = '--xla_cpu_use_fusion_emitters=false', '--xla_cpu_parallel_codegen_split_count=1'

@@ -69,6 +69,8 @@ def _load(name):
     specification.loader.exec_module(module)
   own['verbosity'] = flags.FLAGS['verbosity']
   own.register_flag_by_module('absl.logging', own['verbosity'])
+  if 'compilation_cache' in own:
+    own.set_default('compilation_cache', '')  # that of all tests, in place of the user's own
   return module, own
 
 

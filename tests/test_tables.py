@@ -605,10 +605,11 @@ def test_a_row_that_others_have_re_identifies_nobody(tmp_path):
   assert not label.shared.any()  # those have other labels
 
 
-def test_the_program_sweeps_rows_with_their_own_defaults(tmp_path):
+def test_the_program_sweeps_rows_with_their_own_defaults(tmp_path, compilation_cache):
   flags = ('--dataset=breast_cancer', '--trials=2', '--controls=2', '--public=0', '--knowledge=non-adaptive')
   noise = '--defenses=none;gaussian(stddev=0.001|1)'
   done = programs.start('sweep', *flags, noise, '--attacks=fidel', '--progress=none', f'--workdir={tmp_path}/new')
   assert done.status == 0, done.err
   assert 'cells right  cells exact' in done.out and 'mlp(widths=100-100)' in done.out and 'PSNR' not in done.out
   assert (tmp_path / 'new' / 'sweep.png').read_bytes().startswith(b'\x89PNG')
+  assert jax.config.values['jax_compilation_cache_dir'] == compilation_cache  # programs here keep to that of the tests
