@@ -134,6 +134,15 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope='session')
+def digits():
+  """All 1,797 digits, float32 [N, 8, 8, 1] in [0, 1], and their labels."""
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  return (data.images[..., None] / 16).astype(np.float32), data.target.astype(np.int32)
+
+
+@pytest.fixture(scope='session')
 def small_images():
   """Eight real 8×8 digits in [0, 1], float32 [8, 8, 8, 1], and their labels."""
   from sklearn.datasets import load_digits

@@ -20,10 +20,12 @@ COLUMNS = {
   'age': [30, 41, 52, 63, 28, 39, 44, 57, 35, 61, 48, 26, 33],
   'income': [1.5, 2.25, '?', 4.0, 1.0, 3.5, 2.0, 5.5, 1.75, 2.5, 3.25, 0.5, 2.75],
   'stage': ['I', 'II', 'III', 'I', 'II', 'III', 'I', 'II', 'I', 'I', 'II', 'I', 'III'],
-  'job': 'nurse,clerk,,clerk,nurse,smith,clerk,nurse,smith,clerk,nurse,clerk,clerk'.split(','),
+  'job': [
+    'nurse', 'clerk', '', 'clerk', 'nurse', 'smith', 'clerk', 'nurse', 'smith', 'clerk', 'nurse', 'clerk', 'clerk',
+  ],
   'smoker': ['yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes', 'no', 'no', 'yes'],
   'children': [0, 1, 2, 3, 0, 1, 2, 0, 0, 1, 2, 3, 1],
-}
+}  # fmt: skip
 KNOWN = {'stage': {'kind': 'ordinal', 'levels': ['I', 'II', 'III']}}
 
 

@@ -1,6 +1,5 @@
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from gradleak import Client, Knowledge, Observation
@@ -28,12 +27,3 @@ def observe(network, client):
     return Observation(variables, upload.update, given, granted, images.shape, 10)
 
   return observation
-
-
-@pytest.fixture(scope='session')
-def digits():
-  """All 1,797 digits, float32 [N, 8, 8, 1] in [0, 1], and their labels."""
-  from sklearn.datasets import load_digits
-
-  data = load_digits()
-  return (data.images[..., None] / 16).astype(np.float32), data.target.astype(np.int32)
