@@ -206,7 +206,13 @@ def test_the_noise_expected_is_the_noise_that_comes(text, variance, context, gra
   assert view.noise == pytest.approx(variance * entries(gradient).size)
   silent = [{n: 0.0 for n in ('stddev', 'scale', 'noise') if n in stage.settings} for stage in defense.stages]
   quiet = defenses.Defense(tuple(m.changed(**zero) for m, zero in zip(defense.stages, silent, strict=True)))
-  updates = [jax.jit(tx.update)(gradient, tx.init(gradient), gradient, key=KEY)[0] for tx in (quiet, defense)]
+
+  @jax.jit
+  def send(numbers):
+    upload = defenses.bind(defense, context).build(numbers, context.client).upload
+    return upload.update(gradient, upload.init(gradient), gradient, key=KEY)[0]
+
+  updates = [send(one.numbers) for one in (quiet, defense)]
   energy = float(trees.squared_norm(trees.subtract(*updates)))
   assert 0.9 < energy / view.noise < 1.1
   halved = only_view(next(iter(adaptive_attacks(text, context, rounds=2).values())), gradient, gradient)
@@ -625,11 +631,10 @@ def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small
   client = dataclasses.replace(gl.Client(model, 10), **changes)
   context = Context(client, variables, (8, 8, 1), small_images)
   found = attacks_on(bound(text, context), context, 4, attacks.csdlg(), 1)
-  quiet = defenses.bind(gl.parse(text.replace('noise=1', 'noise=0').replace('0.1', '0.0')), context)
+  quiet, defended = gl.parse(text.replace('noise=1', 'noise=0').replace('0.1', '0.0')), bound(text, context)
   images, labels = (jnp.asarray(part[:4]) for part in small_images)
-  sent = [
-    jax.jit(one.client(client).local_update)(KEY, variables, images, labels) for one in (quiet, bound(text, context))
-  ]
+  send = jax.jit(lambda numbers: defended.build(numbers, client).local_update(KEY, variables, images, labels))
+  sent = [send(defense.numbers) for defense in (quiet, defended.defense)]
   energy = float(trees.squared_norm(trees.subtract(*(upload.update for upload in sent))))
   adaptive = next(adaptive for adaptive in found if 'floor' in adaptive.name)
   (view,) = adaptive.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
