@@ -116,7 +116,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   noise, (variance,) = noisy[0].traits.noise, variances
   assert noise is not None
   # What is dropped at random is zero, and all that is sent has the noise.
-  sends = _selects_at_random(noisy[0])
+  sends = bool(noisy[0].traits.sparsifies) and not any(part.traits.sparsifies for part in _noiseless(noisy[0]))
   fraction = 1.0 if sends else min(1.0, float(noise.fraction(noisy[0].settings)))
   tree = jax.tree.map(
     lambda p, v: np.broadcast_to(np.asarray(v, np.float32), np.shape(p)),
@@ -136,11 +136,6 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
 
 def _gradients(stage: Stage, context: Context) -> int:
   return int(stage.traits.gradients(context, stage.settings))
-
-
-def _selects_at_random(stage: Stage) -> bool:
-  """Returns whether a stage with noise drops entries that its part without randomness keeps."""
-  return bool(stage.traits.sparsifies) and not any(part.traits.sparsifies for part in _noiseless(stage))
 
 
 def _noiseless(stage: Stage) -> tuple[Stage, ...]:

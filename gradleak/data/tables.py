@@ -288,7 +288,7 @@ def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Seq
       raise errors.UsageError(f'the column {name!r} is to be continuous and has the value {wrong!r}')
     return _numbers(Field(name, kind, gaps=gaps), [float(text) for text in held], of, None)
   levels = tuple(spelt(str(level)) if numeric else str(level) for level in known.get('levels', ()))
-  levels = levels or _levels(distinct, numeric)
+  levels = levels or tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
   if beyond := [level for level in distinct if level not in levels]:
     raise errors.UsageError(f'the column {name!r} has {beyond[0]!r}, which is none of its levels: {", ".join(levels)}')
   if kind == BINARY and len(levels) != 2:
@@ -377,10 +377,6 @@ def middle(texts: Sequence[str]) -> float:
   """Returns how far the middle half of a column's numbers reaches."""
   low, high = np.percentile([float(text) for text in texts if not is_gap(text)], [25, 75])
   return float(high - low)
-
-
-def _levels(distinct: list[str], numeric: bool) -> tuple[str, ...]:
-  return tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
 
 
 def _numbers(field: Field, held: list[float], texts: list[str], by_level: Mapping[str, float] | None) -> Field:

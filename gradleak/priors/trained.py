@@ -117,10 +117,6 @@ def making(module: Module) -> Callable[..., jax.Array]:
   return lambda weights, *given: module.apply({'params': weights}, *given)
 
 
-def _latent(module: Module) -> int:
-  return gan.LATENT if isinstance(module, gan.Generator) else 0
-
-
 @ranged
 def load(path: str | os.PathLike, kind: Annotated[str, Choice(KINDS)] = 'generator') -> Prior:
   """Returns the `Prior` in a file of `save`, or of a PyTorch generator of dense layers with ReLU and tanh.
@@ -162,7 +158,7 @@ def _load(path: str, stamp: int) -> Prior:
   try:
     about = json.loads(arrays['about'].item())
     module = KINDS[about['kind']][0](check_sample_shape(about['image_shape']), _width(about['width']))
-    latent = _latent(module)
+    latent = gan.LATENT if isinstance(module, gan.Generator) else 0
     given = [jnp.zeros((1, latent))] if latent else [jnp.zeros((1, *module.image_shape)), jnp.ones(1)]
     shapes = jax.eval_shape(module.init, jax.random.key(0), *given)['params']
     places = jax.tree_util.tree_leaves_with_path(shapes)

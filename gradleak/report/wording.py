@@ -12,7 +12,7 @@ from gradleak.report.words import said, worded
 def settings(config: Mapping[str, Any]) -> list[str]:
   """Returns the settings of an audit as sentences; missing ones are left out."""
   parts = [_data(config), _network(config), _client(config), _attacker(config), _size(config), _knowledge(config)]
-  parts += [_lpips(config), gallery(config)]
+  parts += [(said('settings.lpips', **config) if 'lpips_weights' in config else ''), gallery(config)]
   return [part for part in parts if part]
 
 
@@ -136,7 +136,3 @@ def _knowledge(config: Mapping[str, Any]) -> str:
   rounds = config.get('rounds', 1)
   knowing = said('settings.averaging' if rounds > 1 else 'settings.knowing', rounds=rounds)
   return said(f'settings.{config["knowledge"]}', knowing=knowing)
-
-
-def _lpips(config: Mapping[str, Any]) -> str:
-  return said('settings.lpips', **config) if 'lpips_weights' in config else ''

@@ -97,7 +97,7 @@ def _convolutional_passage(layers, params, size, sample_shape):
     if len(leaves) != 2 or len(leaves[0]) not in (2, 4) or len(leaves[1]) != 1:
       raise errors.UsageError(f'images pass convolutions with a bias and no norm, and {layer.name!r} is something else')
     shapes.append(leaves[0])
-  inputs = [channels, *(_features(shape) for shape in shapes)]
+  inputs = [channels, *((shape[0] if len(shape) == 2 else shape[3]) for shape in shapes)]
   sides = [_side(shape, before) for shape, before in zip(shapes, inputs[:-1], strict=True)]
   shrinks = sum(side - 1 for side in sides)
   for same, pooled in ((True, False), (False, False), (True, True), (False, True)):
@@ -160,10 +160,6 @@ def _convolutional_passage(layers, params, size, sample_shape):
     return _fitted(pixels, border + first - padding, sample_shape)
 
   return Passage(parameters, encode, decode)
-
-
-def _features(shape):
-  return shape[0] if len(shape) == 2 else shape[3]
 
 
 def _side(shape, channels):

@@ -296,7 +296,7 @@ def _fitted(
     is_torch = sum(name in theirs for name in entries) > sum(name in ours for name in entries)
     known = theirs if is_torch or theirs is in_torch else ours
   counts = {one.name for one in every if np.dtype(one.dtype).kind in 'iub'}
-  floating = {name for name, place in known.items() if _floats(paths, place)} - counts
+  floating = {name for name, place in known.items() if bool(jnp.issubdtype(paths[place].dtype, jnp.floating))} - counts
   sources.refuse_integers(about, {name: x for name, x in entries.items() if name in floating})
   in_file = {name: values.shape for name, values in entries.items()}
   if known is theirs and theirs != ours and theirs is not in_torch:
@@ -323,10 +323,6 @@ def _of_tokens(
   found = token_weights.read_entries(torch_weights.without_prefixes(plain, names), list(names))
   ours = {'.'.join(path) for path in paths}
   return (found, names) if sum(one in names for one in found) > sum(one in ours for one in plain) else None
-
-
-def _floats(paths: Mapping[sources.Path, Any], place: sources.Path) -> bool:
-  return bool(jnp.issubdtype(paths[place].dtype, jnp.floating))
 
 
 def _checked_names(names: Any) -> Mapping[str, str]:

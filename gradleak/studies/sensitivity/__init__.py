@@ -179,7 +179,7 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
       if measured:
         accuracy[_origin(one.wide)] = measured
     _say(task, number, len(settings), name, began)
-    folder = task.folder / _folder(name)
+    folder = task.folder / re.sub(r'[^\w+]+', '-', name.replace(' + ', '+').lower())
     result = audit(
       jax.random.fold_in(task.key, 1),
       _scenario(task, one, weights[which]),
@@ -195,7 +195,7 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
     found, example = _found(task.given.client.modality, name, result)
     rows += found
     examples[name], audits[name] = example, folder.name
-    methods = _joined(methods, result.methods)
+    methods = {kind: {**methods.get(kind, {}), **facts} for kind, facts in result.methods.items()}
     seconds += result.seconds
   truth = task.given.samples[0]
   return Sensitivity(task.config, chosen, steps, rows, examples, truth, accuracy, audits, methods, seconds)
@@ -222,10 +222,6 @@ def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
 
 def _origin(wide: bool) -> str:
   return f'U(−{WIDTH}, {WIDTH})' if wide else 'own'
-
-
-def _folder(name: str) -> str:
-  return re.sub(r'[^\w+]+', '-', name.replace(' + ', '+').lower())
 
 
 def _say(task: _Task, number: int, count: int, name: str, began: float) -> None:
@@ -330,8 +326,3 @@ def _strength(score: str, rows: Sequence[dict]) -> tuple[int, float]:
   """Returns what orders attackers: uploads recovered, then the mean score."""
   finite = [row[score] for row in rows if row[score] is not None]
   return sum(row['success'] for row in rows), float(np.mean(finite)) if finite else -math.inf
-
-
-def _joined(known: dict, found: Mapping[str, Any]) -> dict:
-  """Returns what is known of the methods of all settings together."""
-  return {kind: {**known.get(kind, {}), **facts} for kind, facts in found.items()}
