@@ -17,6 +17,10 @@ import jax
 from absl import flags
 
 import gradleak as gl
+from gradleak import registry, report
+from gradleak.core import errors
+from gradleak.models import torch_weights
+from gradleak.studies import captured
 from launch import _program
 from launch._flags import NETWORK, Flags
 
@@ -71,10 +75,6 @@ def main(argv):
   """Attacks the update that the flags describe and prints its table."""
   del argv
   _GIVEN.configure()
-
-  from gradleak import registry, report
-  from gradleak.studies import captured
-
   defense = registry.defense(_GIVEN.defense)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
   labels = _labels(_GIVEN.labels)
@@ -113,8 +113,6 @@ def main(argv):
 
 def _one_of(usual, other):
   """Returns the file that one of two flags names."""
-  from gradleak.core import errors
-
   given = [name for name in (usual, other) if getattr(_GIVEN, name)]
   if len(given) == 2:
     raise errors.UsageError(f'--{usual} and --{other} are both given: one of them says it')
@@ -125,8 +123,6 @@ def _one_of(usual, other):
 
 def _client():
   """Returns the `ClientSettings`; weights that were returned are those of a client that shares its delta."""
-  from gradleak.core import errors
-
   made = _GIVEN.client()
   if not _GIVEN.returned or made.share == 'delta':
     return made
@@ -137,9 +133,6 @@ def _client():
 
 def _samples():
   """Returns (modality, shape of a sample, number of outputs or None): of --dataset, or of images."""
-  import gradleak as gl
-  from gradleak.core import errors
-
   if not _GIVEN.dataset:
     if not _GIVEN.sample_shape:
       raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
@@ -153,8 +146,6 @@ def _samples():
 
 def _shape(text):
   """Returns (height, width, channels) of 'height,width,channels'."""
-  from gradleak.core import errors
-
   parts = [part.strip() for part in text.replace('x', ',').split(',')]
   if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
     raise errors.UsageError(f'--sample_shape={text}, expected height,width,channels as in 32,32,3')
@@ -163,8 +154,6 @@ def _shape(text):
 
 def _names(text):
   """Returns {module in the file: module of the model} of 'one=other;…'."""
-  from gradleak.core import errors
-
   pairs = [entry.split('=') for entry in text.split(';') if entry.strip()]
   if not all(len(pair) == 2 and all(part.strip() for part in pair) for pair in pairs):
     raise errors.UsageError(f'--names={text}, expected module=module;…, as in fc1=Dense_0;fc2=Dense_1')
@@ -187,9 +176,6 @@ def _model(weights, shape, outputs):
     shape: of a sample.
     outputs: how many the samples of --dataset ask for; None for images.
   """
-  from gradleak.core import errors
-  from gradleak.models import torch_weights
-
   names = _names(_GIVEN.names)
 
   def made(number):

@@ -206,10 +206,6 @@ def entrywise(*names: str, floats: bool = False, number: int = 2) -> Callable[[C
   return add
 
 
-def _unary(name: str, function: Callable[[jax.Array], jax.Array]) -> None:
-  entrywise(name, floats=True, number=1)(function)
-
-
 for _name, _function in {
   'exp': jnp.exp, 'exp2': jnp.exp2, 'expm1': jnp.expm1, 'log': jnp.log, 'log2': jnp.log2, 'log10': jnp.log10,
   'log1p': jnp.log1p, 'sqrt': jnp.sqrt, 'rsqrt': jax.lax.rsqrt, 'sin': jnp.sin, 'cos': jnp.cos, 'tan': jnp.tan,
@@ -220,7 +216,7 @@ for _name, _function in {
   'mish': lambda x: x * jnp.tanh(jax.nn.softplus(x)),
   'isnan': jnp.isnan, 'isinf': jnp.isinf,
 }.items():  # fmt: skip
-  _unary(_name, _function)  # type: ignore[arg-type]
+  entrywise(_name, floats=True, number=1)(_function)  # type: ignore[arg-type]
 
 for _name, _function in {
   'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': jnp.abs, 'sign': jnp.sign, 'floor': jnp.floor, 'ceil': jnp.ceil,
@@ -242,11 +238,7 @@ for _name, _function in {
 
 entrywise('atan2', floats=True)(jnp.arctan2)
 entrywise('hypot', floats=True)(lambda a, b: trees.safe_sqrt(jnp.square(a) + jnp.square(b)))
-
-
-@entrywise('add')
-def _add(a: jax.Array, b: jax.Array, alpha: float = 1) -> jax.Array:
-  return a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
+entrywise('add')(lambda a, b, alpha=1: a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype)))
 
 
 @entrywise('sub')
@@ -254,9 +246,7 @@ def _sub(a: jax.Array, b: jax.Array, alpha: float = 1) -> jax.Array:
   return a - (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype))
 
 
-@entrywise('rsub')
-def _rsub(a: jax.Array, b: jax.Array, alpha: float = 1) -> jax.Array:
-  return _sub(b, a, alpha)
+entrywise('rsub')(lambda a, b, alpha=1: _sub(b, a, alpha))
 
 
 @on_maps('div')
@@ -296,11 +286,7 @@ def _masked_fill(run: Run, x: Any, mask: Any, value: Any) -> Any:
   return _where(run, mask, filled, x)
 
 
-@on_maps('addcmul')
-def _addcmul(run: Run, x: Any, a: Any, b: Any, value: float = 1) -> Any:
-  (x, a, b), maps = aligned(run, x, a, b)
-  found = x + jnp.asarray(value, x.dtype) * a * b
-  return Last(found) if maps else found
+entrywise('addcmul', number=3)(lambda x, a, b, value=1: x + jnp.asarray(value, x.dtype) * a * b)
 
 
 @on_maps('clamp', 'hardtanh', 'clamp_min', 'clamp_max')
@@ -320,9 +306,7 @@ OPERATIONS['relu6'] = lambda run, x: _clamp(run, x, 0.0, 6.0, strict=True)
 OPERATIONS['clamp_max'] = lambda run, x, high: _clamp(run, x, None, high)
 
 
-@entrywise('leaky_relu', number=1)
-def _leaky_relu(x: jax.Array, slope: float = 0.01) -> jax.Array:
-  return jnp.where(x > 0, x, x * jnp.asarray(slope, x.dtype))
+entrywise('leaky_relu', number=1)(lambda x, slope=0.01: jnp.where(x > 0, x, x * jnp.asarray(slope, x.dtype)))
 
 
 @on_maps('_prelu_kernel', 'prelu')
@@ -341,9 +325,7 @@ def _elu(x: jax.Array, alpha: float = 1.0, scale: float = 1.0, input_scale: floa
   return jnp.where(x > 0, scale * x, scale * alpha * jnp.expm1(input_scale * negative))
 
 
-@entrywise('gelu', number=1)
-def _gelu(x: jax.Array, approximate: str = 'none') -> jax.Array:
-  return jax.nn.gelu(x, approximate=approximate == 'tanh')
+entrywise('gelu', number=1)(lambda x, approximate='none': jax.nn.gelu(x, approximate=approximate == 'tanh'))
 
 
 @entrywise('softplus', number=1)
@@ -359,14 +341,8 @@ def _sixths(x: jax.Array) -> jax.Array:
   return jnp.where(inner, (x + 3) / 6, (x >= 3).astype(x.dtype))
 
 
-@entrywise('hardsigmoid', number=1)
-def _hardsigmoid(x: jax.Array) -> jax.Array:
-  return _sixths(x)
-
-
-@entrywise('hardswish', number=1)
-def _hardswish(x: jax.Array) -> jax.Array:
-  return x * _sixths(x)
+entrywise('hardsigmoid', number=1)(_sixths)
+entrywise('hardswish', number=1)(lambda x: x * _sixths(x))
 
 
 @on_maps('glu')
@@ -466,11 +442,7 @@ def _cumsum(run: Run, x: Any, dim: int, *, dtype: Any = None) -> Any:
 
 of_arrays('cumprod')(lambda x, dim: jnp.cumprod(x, axis(dim, x.ndim)))
 of_arrays('logcumsumexp')(lambda x, dim: jax.lax.cumlogsumexp(x, axis(dim, x.ndim)))
-
-
-@operation('logsumexp')
-def _logsumexp(run: Run, x: Any, dims: Any, keepdim: bool = False) -> Any:
-  return jax.nn.logsumexp(x, axes(dims, x.ndim), keepdims=keepdim)
+operation('logsumexp')(lambda run, x, dims, keepdim=False: jax.nn.logsumexp(x, axes(dims, x.ndim), keepdims=keepdim))
 
 
 @operation('prod')
@@ -559,9 +531,7 @@ def _span(x: Any, dim: int, start: int | None, end: int | None, step: int) -> tu
   return (slice(None),) * dim + (slice(_bound(start, length), _bound(end, length), step),)
 
 
-@operation('slice', 'slice_copy')
-def _slice(run: Run, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-  return x[_span(x, dim, start, end, step)]
+operation('slice', 'slice_copy')(lambda run, x, dim=0, start=None, end=None, step=1: x[_span(x, dim, start, end, step)])
 
 
 @operation('slice_scatter')
@@ -606,9 +576,7 @@ def _split(run: Run, x: Any, size: Any, dim: int = 0) -> Any:
 OPERATIONS['split_with_sizes'] = OPERATIONS['split_with_sizes_copy'] = OPERATIONS['split']
 
 
-@operation('chunk')
-def _chunk(run: Run, x: Any, number: int, dim: int = 0) -> Any:
-  return _split(run, x, -(-x.shape[axis(dim, x.ndim)] // number), dim)
+operation('chunk')(lambda run, x, number, dim=0: _split(run, x, -(-x.shape[axis(dim, x.ndim)] // number), dim))
 
 
 @operation('unbind', 'unbind_copy')
@@ -636,9 +604,7 @@ def _padded(x: Any, pads: Sequence[int], **mode: Any) -> Any:
   return Last(last(found)) if isinstance(x, Last) else found
 
 
-@on_maps('constant_pad_nd')
-def _constant_pad(run: Run, x: Any, pads: Sequence[int], value: float = 0) -> Any:
-  return _padded(x, pads, constant_values=jnp.asarray(value, x.dtype))
+on_maps('constant_pad_nd')(lambda run, x, pads, value=0: _padded(x, pads, constant_values=jnp.asarray(value, x.dtype)))
 
 
 @on_maps('reflection_pad1d', 'reflection_pad2d', 'reflection_pad3d')
@@ -665,9 +631,7 @@ def _places(index: Any, length: int) -> Any:
   return jnp.where(index < 0, index + length, index)
 
 
-@operation('index', '_unsafe_index')
-def _index(run: Run, x: Any, indices: Sequence[Any]) -> Any:
-  return x[_all_places(x, indices)]
+operation('index', '_unsafe_index')(lambda run, x, indices: x[_all_places(x, indices)])
 
 
 def _all_places(x: Any, indices: Sequence[Any]) -> tuple:
@@ -691,9 +655,7 @@ def _index_put(run: Run, x: Any, indices: Sequence[Any], values: Any, accumulate
   return at.add(values) if accumulate else at.set(values)
 
 
-@operation('index_select')
-def _index_select(run: Run, x: Any, dim: int, index: Any) -> Any:
-  return jnp.take(x, index.reshape(-1), axis(dim, x.ndim))
+operation('index_select')(lambda run, x, dim, index: jnp.take(x, index.reshape(-1), axis(dim, x.ndim)))
 
 
 @operation('gather')
@@ -760,9 +722,7 @@ OPERATIONS['zeros_like'] = OPERATIONS['empty_like'] = lambda run, x, **options: 
 OPERATIONS['ones_like'] = lambda run, x, **options: _full_like(run, x, 1, **options)
 
 
-@on_maps('scalar_tensor')
-def _scalar_tensor(run: Run, value: Any, *, dtype: str | None = None, **options: Any) -> Any:
-  return jnp.asarray(value, _kind(run, dtype, [value]))
+on_maps('scalar_tensor')(lambda run, value, *, dtype=None, **options: jnp.asarray(value, _kind(run, dtype, [value])))
 
 
 @on_maps('arange')

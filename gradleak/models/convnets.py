@@ -49,7 +49,7 @@ def convnet(num_classes: int, init: str = 'explicit', conv: str | None = None, *
     num_classes, init, conv: as for `gradleak.models.cnn`.
     width: w; 64 in Geiping's and GradDefense's work, 32 in DCS²'s.
   """
-  return _convnet(num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4)), bias=True)
+  return from_flax(ConvNet(num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4)), bias=True))
 
 
 @builtin
@@ -59,15 +59,4 @@ def convnet9(num_classes: int, init: str = 'explicit', conv: str | None = None, 
   Its convolutions have no biases: with ten classes and colour images it has 3,493,706 parameters, the 3.49 M of FFL's
   table 2; with biases it would have 3.50 M.
   """
-  return _convnet(num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4, 4)), bias=False)
-
-
-def _convnet(
-  num_classes: int,
-  init: str,
-  conv: str | None,
-  width: int,
-  blocks: tuple[tuple[int, ...], ...],
-  bias: bool,
-) -> Model:
-  return from_flax(ConvNet(num_classes, init, conv, width, blocks, bias))
+  return from_flax(ConvNet(num_classes, init, conv, width, ((1, 2, 2, 4, 4, 4), (4, 4, 4)), bias=False))

@@ -224,67 +224,36 @@ def resnet18(
   return _resnet('resnet18', num_classes, init, conv, width, norm, pixels, _Body((2, 2, 2, 2)), stem)
 
 
-@builtin
-def resnet34(
-  num_classes: int,
-  init: str = 'explicit',
-  conv: str | None = None,
-  *,
-  width: Channels = 64,
-  norm: Norm = 'batch',
-  pixels: Pixels = 'unit',
-  stem: Stem = 'cifar',
-) -> Model:
-  """Returns ResNet-34: `resnet18` with `(3, 4, 6, 3)` blocks in its stages."""
-  return _resnet('resnet34', num_classes, init, conv, width, norm, pixels, _Body((3, 4, 6, 3)), stem)
+def _deeper(name: str, blocks: tuple[int, ...], bottleneck: bool, doc: str) -> Callable[..., Model]:
+  """Returns the factory of a `resnet18` with other blocks; `doc` is its docstring."""
+
+  def network(
+    num_classes: int,
+    init: str = 'explicit',
+    conv: str | None = None,
+    *,
+    width: Channels = 64,
+    norm: Norm = 'batch',
+    pixels: Pixels = 'unit',
+    stem: Stem = 'cifar',
+  ) -> Model:
+    return _resnet(name, num_classes, init, conv, width, norm, pixels, _Body(blocks, bottleneck=bottleneck), stem)
+
+  network.__name__ = network.__qualname__ = name
+  network.__doc__ = doc
+  return builtin(network)
 
 
-@builtin
-def resnet50(
-  num_classes: int,
-  init: str = 'explicit',
-  conv: str | None = None,
-  *,
-  width: Channels = 64,
-  norm: Norm = 'batch',
-  pixels: Pixels = 'unit',
-  stem: Stem = 'cifar',
-) -> Model:
-  """Returns ResNet-50: `(3, 4, 6, 3)` bottleneck blocks with outputs of four times the width; as `resnet18` else."""
-  body = _Body((3, 4, 6, 3), bottleneck=True)
-  return _resnet('resnet50', num_classes, init, conv, width, norm, pixels, body, stem)
-
-
-@builtin
-def resnet101(
-  num_classes: int,
-  init: str = 'explicit',
-  conv: str | None = None,
-  *,
-  width: Channels = 64,
-  norm: Norm = 'batch',
-  pixels: Pixels = 'unit',
-  stem: Stem = 'cifar',
-) -> Model:
-  """Returns ResNet-101: `resnet50` with `(3, 4, 23, 3)` blocks."""
-  body = _Body((3, 4, 23, 3), bottleneck=True)
-  return _resnet('resnet101', num_classes, init, conv, width, norm, pixels, body, stem)
-
-
-@builtin
-def resnet152(
-  num_classes: int,
-  init: str = 'explicit',
-  conv: str | None = None,
-  *,
-  width: Channels = 64,
-  norm: Norm = 'batch',
-  pixels: Pixels = 'unit',
-  stem: Stem = 'cifar',
-) -> Model:
-  """Returns ResNet-152: `resnet50` with `(3, 8, 36, 3)` blocks.
-
-  58,156,618 parameters with the stem for CIFAR, ten classes and colour images.
-  """
-  body = _Body((3, 8, 36, 3), bottleneck=True)
-  return _resnet('resnet152', num_classes, init, conv, width, norm, pixels, body, stem)
+resnet34 = _deeper(
+  'resnet34', (3, 4, 6, 3), False, 'Returns ResNet-34: `resnet18` with `(3, 4, 6, 3)` blocks in its stages.'
+)
+resnet50 = _deeper(
+  'resnet50', (3, 4, 6, 3), True,
+  'Returns ResNet-50: `(3, 4, 6, 3)` bottleneck blocks with outputs of four times the width; as `resnet18` else.',
+)  # fmt: skip
+resnet101 = _deeper('resnet101', (3, 4, 23, 3), True, 'Returns ResNet-101: `resnet50` with `(3, 4, 23, 3)` blocks.')
+resnet152 = _deeper(
+  'resnet152', (3, 8, 36, 3), True,
+  'Returns ResNet-152: `resnet50` with `(3, 8, 36, 3)` blocks.\n\n'
+  '58,156,618 parameters with the stem for CIFAR, ten classes and colour images.',
+)  # fmt: skip

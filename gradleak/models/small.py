@@ -148,7 +148,7 @@ def lenet(
     width: channels of each convolution.
     activation: after each convolution, a name of `layers.ACTIVATIONS`.
   """
-  return _lenet(num_classes, init, conv, width, activation, (2, 2, 1))
+  return from_flax(LeNet(num_classes, init, conv, activation, width, (2, 2, 1)))
 
 
 @builtin
@@ -161,10 +161,4 @@ def lenet4(
   activation: Activation = 'sigmoid',
 ) -> Model:
   """Returns the LeNet with four convolutions of Soteria, GradDefense and OUTPOST; arguments are those of `lenet`."""
-  return _lenet(num_classes, init, conv, width, activation, (2, 2, 1, 1))
-
-
-def _lenet(
-  num_classes: int, init: str, conv: str | None, width: int, activation: str, strides: tuple[int, ...]
-) -> Model:
-  return from_flax(LeNet(num_classes, init, conv, activation, width, strides))
+  return from_flax(LeNet(num_classes, init, conv, activation, width, (2, 2, 1, 1)))

@@ -121,10 +121,6 @@ def _positions(shape: Shape, name: str, x: jax.Array) -> jax.Array:
   return Embedding(shape.length, shape.width, name=name)(jnp.arange(x.shape[1])[jnp.newaxis])
 
 
-def _gelu(x: jax.Array) -> jax.Array:
-  return jax.nn.gelu(x, approximate=True)  # gelu_new
-
-
 class GptAttention(nn.Module):
   """Attention with one dense layer for queries, keys and values, or one for each, and one for the result."""
 
@@ -137,7 +133,7 @@ class GptAttention(nn.Module):
       parts = jnp.split(Dense(3 * width, initial, name='c_attn')(x), 3, axis=-1)
     else:
       parts = [Dense(width, initial, name=name)(x) for name in 'qkv']
-    return Dense(width, initial, name='c_proj')(layers.attention(parts[0], parts[1], parts[2], self.shape.heads, seen))
+    return Dense(width, initial, name='c_proj')(layers.attention(*parts, self.shape.heads, seen))
 
 
 class GptMlp(nn.Module):
@@ -147,7 +143,7 @@ class GptMlp(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    y = _gelu(Dense(4 * self.shape.width, self.shape.initial, name='c_fc')(x))
+    y = jax.nn.gelu(Dense(4 * self.shape.width, self.shape.initial, name='c_fc')(x), approximate=True)  # gelu_new
     return Dense(self.shape.width, self.shape.initial, name='c_proj')(y)
 
 
@@ -221,7 +217,7 @@ class BertSelf(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
     parts = [Dense(self.shape.width, self.shape.initial, name=name)(x) for name in ('query', 'key', 'value')]
-    return layers.attention(parts[0], parts[1], parts[2], self.shape.heads, seen)
+    return layers.attention(*parts, self.shape.heads, seen)
 
 
 class BertAdded(nn.Module):

@@ -49,10 +49,6 @@ class Vgg(nn.Module):
     return layers.Dense(self.num_classes, self.initial, name='linear')(jnp.mean(x, axis=(1, 2)))
 
 
-def _vgg(name: str, num_classes: int, init: str, conv: str | None, width: int, norm: str | None, pixels: str) -> Model:
-  return standardised(Vgg(num_classes, init, conv, width, norm == 'batch', STAGES[name]), pixels)
-
-
 @builtin
 def vgg11(
   num_classes: int,
@@ -74,7 +70,7 @@ def vgg11(
     norm: None or 'none', or 'batch' for BatchNorm after each convolution, as in torchvision's `vgg11_bn`.
     pixels: as for `gradleak.models.resnet20`; torchvision's weights expect 'imagenet'.
   """
-  return _vgg('vgg11', num_classes, init, conv, width, norm, pixels)
+  return standardised(Vgg(num_classes, init, conv, width, norm == 'batch', STAGES['vgg11']), pixels)
 
 
 @builtin
@@ -88,4 +84,4 @@ def vgg16(
   pixels: Pixels = 'unit',
 ) -> Model:
   """Returns VGG-16, thirteen convolutions (14,714,688 parameters on colour images); otherwise as `vgg11`."""
-  return _vgg('vgg16', num_classes, init, conv, width, norm, pixels)
+  return standardised(Vgg(num_classes, init, conv, width, norm == 'batch', STAGES['vgg16']), pixels)
