@@ -195,11 +195,7 @@ class Run(Study):
     return registry.attack(self.attack_text())
 
   def load(self, data_dir: str | None) -> 'Data':
-    """Returns the `Data`: private images from 'test', public ones and those trained on from 'train'.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`: private images from 'test', public ones and those trained on from 'train'."""
     limit = self.trials * self.settings.batch_size
     # The train split is not held out from weights of unknown training.
     tested = self.training.tested if self.training and self.weights else 0

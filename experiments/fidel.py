@@ -83,11 +83,7 @@ class Attacked(Study):
     return {**few, 'dataset': 'digits', 'steps': min(self.steps, 2)}
 
   def load(self, data_dir: str | None) -> Data:
-    """Returns the `Data`.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`."""
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.auxiliary + self.private)
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.trained)
     parts = (slice(self.auxiliary, None), slice(self.auxiliary))

@@ -78,11 +78,7 @@ class Fishing(Run):
     return attack if self.modified else dataclasses.replace(attack, server=None)
 
   def load(self, data_dir: str | None) -> Data:
-    """Returns the `Data`: private images to draw from; `others` are the arguments of `_train_split`, or None.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`: private images to draw from; `others` are the arguments of `_train_split`, or None."""
     private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     target = self.method().settings['target']
     if min(np.bincount(private.targets)[target], self.public) < 2:

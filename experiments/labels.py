@@ -81,11 +81,7 @@ class Inferences(Repeated):
     return {**super().smallest(), **few, 'model': 'mlp'}
 
   def load(self, data_dir: str | None) -> Data:
-    """Returns the `Data`: the first images of the train split, and the next ones.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`: the first images of the train split, and the next ones."""
     held = self.pool + max(min(BATCH * self.training, TRAINED), min(AUXILIARY, self.pool))
     train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=held)
     private, others = ((train.samples[part], train.targets[part]) for part in np.split(np.arange(held), [self.pool]))

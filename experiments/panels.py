@@ -18,10 +18,9 @@ class Panel(NamedTuple):
 
 
 def plain(axes: Any, lines: str = 'both') -> None:
-  """Takes minor ticks and two of the four borders off a plot, and draws its grid."""
+  """Takes minor ticks off a plot, and draws its grid."""
   axes.minorticks_off()
   axes.grid(axis=lines, color='#0a0b0c', alpha=0.1, linewidth=0.6)
-  axes.spines[['top', 'right']].set_visible(False)
 
 
 def stretched(images: Any) -> Any:
@@ -41,8 +40,7 @@ def sheet(panels: Sequence[Panel], across: int = 12) -> bytes:
   below = [gap + caption * max(1 + text.count('\n') for text in p.captions) if p.captions else 0 for p in panels]
   heights = [title + n * (tall + deep) for n, deep in zip(lines, below, strict=True)]
   wide, high = across * tall + 3 * gap, sum(heights) + 2 * gap
-  with figures.figure(wide, high) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(wide, high) as (axes, png):
     top = gap
     for panel, height, deep in zip(panels, heights, below, strict=True):
       axes.text(2 * gap, top + title / 2, panel.title, va='center')
@@ -58,6 +56,4 @@ def sheet(panels: Sequence[Panel], across: int = 12) -> bytes:
           text = panel.captions[index]
           axes.text(x + tile / 2, y + tile + gap / 2, text, ha='center', va='top', fontsize=6.5, linespacing=1.1)
       top += height
-    axes.set(xlim=(0, wide), ylim=(high, 0))
-    axes.set_axis_off()
     return png()

@@ -136,11 +136,7 @@ class Separations(Repeated):
     return {**super().smallest(), **few, 'neurons': min(self.neurons, 32)}
 
   def load(self, data_dir: str | None) -> Data:
-    """Returns the `Data`.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`."""
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     if not self.training:
       return Data((test.samples, test.targets), None)

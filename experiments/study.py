@@ -123,6 +123,14 @@ class Study:
       write_atomically(os.path.join(workdir, 'images.png'), sheet(panels, across))
     return rows
 
+  def load(self, data_dir: str | None) -> Any:
+    """Returns what a run is given: its samples.
+
+    Raises:
+      UsageError: for data that are missing (says how to prepare them) or too few.
+    """
+    raise NotImplementedError
+
   def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
     """Runs every program once that a run would, within `rehearsal.rehearsed`; the ledger counts how often each runs.
 
@@ -218,11 +226,7 @@ class Repeated(Study):
     return min(size, self.largest or size)
 
   def load(self, data_dir: str | None) -> Data:
-    """Returns the `Data`.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`."""
     test = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.pool)
     return Data((test.samples, test.targets), None)
 

@@ -228,11 +228,7 @@ class Trainings(Study):
     return {**super().described(), 'extrapolated': ', '.join(self.extrapolated) or 'nothing'}
 
   def load(self, data_dir: str | None) -> Data:
-    """Returns the `Data`.
-
-    Raises:
-      UsageError: for data that are missing (says how to prepare them) or too few.
-    """
+    """Returns the `Data`."""
     own = 0 if self.starts else self.public
     held = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + own)
     tested = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.tested)

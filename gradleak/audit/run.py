@@ -218,7 +218,7 @@ class _Worker:
         if self.store is not None:
           self.store.save_part(title, *part)
           if self.store.writes:
-            _log_time(self.store, title, seconds[-1])
+            append_time(self.store.path / _TIMES, part=title, seconds=seconds[-1], **versions())
     return found, seconds
 
   def collected(self, made: Plan, parts: dict[str, list[Part]], shards: int) -> list[list[Part]] | None:
@@ -400,11 +400,6 @@ def _check_shared(given: AuditSettings, how: Execution, workdir: Any) -> None:
     raise errors.UsageError(
       f'{given.batch_size} samples behind one upload cannot be shared evenly by {jax.device_count()} devices'
     )
-
-
-def _log_time(store: Workdir, name: str, seconds: float) -> None:
-  """Keeps how long a part took, and with what it was made."""
-  append_time(store.path / _TIMES, part=name, seconds=seconds, **versions())
 
 
 def _write(store: Workdir, outcome: AuditResult) -> None:

@@ -301,6 +301,11 @@ def shown(value: Any) -> str:
   return text if len(text) <= 60 else f'{text[:40]}… ({len(text)} characters)'
 
 
+def some(names: Sequence[str]) -> str:
+  """Returns the first four of several names, and how many more there are."""
+  return ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')
+
+
 def _as_float(value: Any) -> float:
   """Returns the value as a float, NaN for what is not a real number; raises OverflowError beyond float64."""
   kind = getattr(getattr(value, 'dtype', None), 'kind', None)

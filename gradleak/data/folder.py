@@ -18,7 +18,6 @@ _MOST_PIXELS = 50_000_000  # of one image; a small file can hold far more
 _SUFFIXES = ('.png', '.jpg', '.jpeg')
 _NO_CLASSES = ('__MACOSX', '@eaDir', '$RECYCLE.BIN', 'System Volume Information', 'lost+found')  # what systems add
 _NO_IMAGES = ('thumbs.db', 'desktop.ini')
-_LISTED = 4  # names in one note
 
 
 def read(path: str, split: str) -> images.Source:
@@ -68,28 +67,22 @@ def _notes(split: pathlib.Path, empty: list[str]) -> Iterator[str]:
   """Yields sentences on what is left out of a split, and on classes without an image in any split."""
   if empty:
     yield (
-      f'{len(empty)} of the label folders hold no image in any split, and count as classes: {_some(empty)}. Remove '
-      'those that are none.'
+      f'{len(empty)} of the label folders hold no image in any split, and count as classes: {errors.some(empty)}. '
+      'Remove those that are none.'
     )
   inside = [file for label in _folders(split) for file in label.iterdir() if not file.name.startswith('.')]
   others = [file for file in inside if file.is_file() and not _is_image(file) and file.name.lower() not in _NO_IMAGES]
   if others:
     kinds = collections.Counter(file.suffix.lower() or 'no suffix' for file in others)
-    listed = _some([f'{count} with {kind}' for kind, count in kinds.most_common()])
+    listed = errors.some([f'{count} with {kind}' for kind, count in kinds.most_common()])
     yield f'{len(others)} files in {split} are left out, {", ".join(_SUFFIXES)} are read: {listed}.'
   deep = [folder for folder in inside if folder.is_dir() and any(map(_is_image, folder.rglob('*')))]
   if deep:
-    yield (
-      f'Images in folders below those of the labels are left out: {_some([str(f.relative_to(split)) for f in deep])}.'
-    )
+    below = [str(folder.relative_to(split)) for folder in deep]
+    yield f'Images in folders below those of the labels are left out: {errors.some(below)}.'
   loose = [file.name for file in split.iterdir() if _is_image(file)]
   if loose:
-    yield f'{len(loose)} images in {split} stand in no label folder and are left out: {_some(sorted(loose))}.'
-
-
-def _some(names: list[str]) -> str:
-  more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-  return ', '.join(names[:_LISTED]) + more
+    yield f'{len(loose)} images in {split} stand in no label folder and are left out: {errors.some(sorted(loose))}.'
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:

@@ -68,23 +68,6 @@ def _grid(image: jax.Array) -> list[jax.Array]:
   return jnp.meshgrid(jnp.arange(height, dtype=jnp.float32), jnp.arange(width, dtype=jnp.float32), indexing='ij')
 
 
-def _invert(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
-  del key, magnitude
-  return 1 - image
-
-
-def _brightness(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
-  return _away(0.0, image, _either(key, magnitude))
-
-
-def _contrast(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
-  return _away(jnp.mean(_grey(image)), image, _either(key, magnitude))
-
-
-def _sharpness(key: Any, image: jax.Array, magnitude: float) -> jax.Array:
-  return _away(_smooth(image), image, _either(key, magnitude))
-
-
 def _solarize(key: Any, image: jax.Array, threshold: float) -> jax.Array:
   del key
   # In eight bits a threshold is out of 256, so that 1 does not change even white.
@@ -97,24 +80,11 @@ def _posterize(key: Any, image: jax.Array, bits: float) -> jax.Array:
   return jnp.floor(jnp.round(255 * image) / step) * step / 255
 
 
-def _translate_x(key: Any, image: jax.Array, fraction: float) -> jax.Array:
-  rows, columns = _grid(image)
-  return _move(image, rows, columns + _either(key, fraction * image.shape[1]), 0.0)
-
-
-def _translate_y(key: Any, image: jax.Array, fraction: float) -> jax.Array:
-  rows, columns = _grid(image)
-  return _move(image, rows + _either(key, fraction * image.shape[0]), columns, 0.0)
-
-
-def _shear_x(key: Any, image: jax.Array, slope: float) -> jax.Array:
-  rows, columns = _grid(image)
-  return _move(image, rows, columns + _either(key, slope) * (rows + 0.5), 0.0)
-
-
-def _shear_y(key: Any, image: jax.Array, slope: float) -> jax.Array:
-  rows, columns = _grid(image)
-  return _move(image, rows + _either(key, slope) * (columns + 0.5), columns, 0.0)
+def _shifted(key: Any, image: jax.Array, axis: int, amount: Any, shear: bool = False) -> jax.Array:
+  """Returns an image moved along an axis by an amount of either sign, in a shear times the place on the other axis."""
+  places = list(_grid(image))
+  places[axis] += _either(key, amount) * (places[1 - axis] + 0.5) if shear else _either(key, amount)
+  return _move(image, *places, 0.0)
 
 
 def _rotate(key: Any, image: jax.Array, degrees: float) -> jax.Array:
@@ -153,16 +123,16 @@ class Operation(NamedTuple):
 
 
 OPERATIONS = {
-  'invert': Operation(_invert, None, None, random=False),
-  'brightness': Operation(_brightness, 0, 1),
-  'contrast': Operation(_contrast, 0, 1),
-  'sharpness': Operation(_sharpness, 0, 1),
+  'invert': Operation(lambda key, image, magnitude: 1 - image, None, None, random=False),
+  'brightness': Operation(lambda key, image, most: _away(0.0, image, _either(key, most)), 0, 1),
+  'contrast': Operation(lambda key, image, most: _away(jnp.mean(_grey(image)), image, _either(key, most)), 0, 1),
+  'sharpness': Operation(lambda key, image, most: _away(_smooth(image), image, _either(key, most)), 0, 1),
   'solarize': Operation(_solarize, 0, 1, random=False),
   'posterize': Operation(_posterize, 1, 8, random=False, integer=True),
-  'translate_x': Operation(_translate_x, 0, 1),
-  'translate_y': Operation(_translate_y, 0, 1),
-  'shear_x': Operation(_shear_x, 0, 1),
-  'shear_y': Operation(_shear_y, 0, 1),
+  'translate_x': Operation(lambda key, image, part: _shifted(key, image, 1, part * image.shape[1]), 0, 1),
+  'translate_y': Operation(lambda key, image, part: _shifted(key, image, 0, part * image.shape[0]), 0, 1),
+  'shear_x': Operation(lambda key, image, slope: _shifted(key, image, 1, slope, shear=True), 0, 1),
+  'shear_y': Operation(lambda key, image, slope: _shifted(key, image, 0, slope, shear=True), 0, 1),
   'rotate': Operation(_rotate, -180, 180, random=False),
   'cutout': Operation(_cutout, 0, 1),
 }

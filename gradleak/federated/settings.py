@@ -176,7 +176,7 @@ def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
     batch_norm=given.batch_norm,
     augment=AUGMENTATIONS[given.augment],
     shuffled=given.sample_order == 'shuffled',
-    order=tuple(tuple(one.split(',')) for one in given.order.split(';')) if given.order else None,
+    order=_order(given.order),
     precision=given.precision,
     frozen=_names(given.frozen),
     private=_names(given.private),
@@ -186,6 +186,11 @@ def _client(given: ClientSettings, model: Model, num_classes: int) -> Client:
 
 def _names(text: str) -> tuple[str, ...]:
   return tuple(name for name in text.split('-') if name)
+
+
+def _order(text: str) -> tuple | None:
+  """Returns the numbers of a text such as '2,0,1;1,2,0'; what are none is refused by the `Client`."""
+  return tuple(tuple(one.split(',')) for one in text.split(';')) if text else None
 
 
 def _optimizer(given: ClientSettings) -> optax.GradientTransformation:

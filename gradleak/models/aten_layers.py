@@ -373,7 +373,9 @@ def _native_group_norm(
 # Dropout -------------------------------------------------------------------------------------------------------------
 
 
-on_maps('native_dropout')(lambda run, x, rate, train: _dropout(run, x, rate, train is not False), None)
+@on_maps('native_dropout')
+def _native_dropout(run: Run, x: Any, rate: float, train: bool | None) -> Any:
+  return _dropout(run, x, rate, train is not False), None
 
 
 @on_maps('dropout')

@@ -133,7 +133,7 @@ class GptAttention(nn.Module):
       parts = jnp.split(Dense(3 * width, initial, name='c_attn')(x), 3, axis=-1)
     else:
       parts = [Dense(width, initial, name=name)(x) for name in 'qkv']
-    return Dense(width, initial, name='c_proj')(layers.attention(*parts, self.shape.heads, seen))
+    return Dense(width, initial, name='c_proj')(layers.attention(parts[0], parts[1], parts[2], self.shape.heads, seen))
 
 
 class GptMlp(nn.Module):
@@ -217,7 +217,7 @@ class BertSelf(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
     parts = [Dense(self.shape.width, self.shape.initial, name=name)(x) for name in ('query', 'key', 'value')]
-    return layers.attention(*parts, self.shape.heads, seen)
+    return layers.attention(parts[0], parts[1], parts[2], self.shape.heads, seen)
 
 
 class BertAdded(nn.Module):

@@ -77,8 +77,7 @@ def border_picture(result: AuditResult, threshold: float) -> bytes:
   tall, gap, head = 0.5, 0.06, 0.3
   bands = [(border, *sides(result.rows, border)) for border in borders(result, threshold)]
   block = 2 * (2 * tall + 0.34) + head + 0.1
-  with figures.figure(1.0 + SIDE * (tall + gap), block * len(bands)) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(1.0 + SIDE * (tall + gap), block * len(bands)) as (axes, png):
     for b, (border, above, below) in enumerate(bands):
       top = b * block
       axes.text(0.05, top + head / 2, border.title, va='center', weight='bold')
@@ -93,8 +92,6 @@ def border_picture(result: AuditResult, threshold: float) -> bytes:
           axes.text(left + tall / 2, start + tall + 0.08, border.shown(border.value(row)), ha='center', va='center',
                     fontsize=6.5)  # fmt: skip
           _draw(axes, truth, left, start + tall + 0.16, tall)
-    axes.set(xlim=(0, 1.0 + SIDE * (tall + gap)), ylim=(block * len(bands), 0))
-    axes.set_axis_off()
     return png()
 
 

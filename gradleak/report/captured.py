@@ -204,8 +204,7 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
   tall = max(cell * height / width, 0.6)
   start = 3 * margin + 0.075 * max(len(line) for label, _ in rows for line in label)
   across, down = max(start + (cell + margin) * size, 3.7), margin + (tall + margin) * len(rows)
-  with figures.figure(across, down) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(across, down) as (axes, png):
     for r, (label, samples) in enumerate(rows):
       top = margin + r * (tall + margin)
       for i, line in enumerate(label):
@@ -215,8 +214,6 @@ def captured_grid(result: Captured, columns: int = pictures.MAX_COLUMNS) -> byte
         extent = (left, left + cell, top + tall, top)
         pixels = shown.pixels_of(kind.picture(image))
         axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', aspect='auto', extent=extent)
-    axes.set(xlim=(0, across), ylim=(down, 0))
-    axes.set_axis_off()
     return png()
 
 

@@ -28,7 +28,8 @@ def figure(width: float, height: float, **options: Any) -> Iterator[tuple[Any, C
   from matplotlib.figure import Figure
   from matplotlib.ticker import LogFormatterMathtext, NullFormatter
 
-  with rc_context({'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': INK, 'text.parse_math': False}):
+  style = {'font.family': ['DejaVu Sans'], 'font.size': 8.5, 'text.color': INK, 'text.parse_math': False}
+  with rc_context({**style, 'axes.spines.top': False, 'axes.spines.right': False}):
     made = Figure(figsize=(width, height), dpi=DPI, facecolor='white', **options)
 
     def png() -> bytes:
@@ -41,6 +42,15 @@ def figure(width: float, height: float, **options: Any) -> Iterator[tuple[Any, C
       return buffer.getvalue()
 
     yield made, png
+
+
+@contextlib.contextmanager
+def canvas(width: float, height: float) -> Iterator[tuple[Any, Callable[[], bytes]]]:
+  """Yields axes that are a whole `figure`, in inches from its upper left corner, and the function of its PNG."""
+  with figure(width, height) as (made, png):
+    axes = made.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    yield axes, png
 
 
 def line_style(defense: str, defenses: Iterable[str]) -> tuple[str, Any]:

@@ -263,7 +263,6 @@ def frontier(found: Iterable[Entry]) -> bytes | None:
     kind = of_rows(measured)
     axes.set_xlabel(of_attacker(kind))
     axes.set_ylabel('test accuracy, in %')
-    axes.spines[['top', 'right']].set_visible(False)
     lined = ' · line: best trade-offs' if len({_point(one) for one in line}) > 1 else ''
     lost = ' · ×: a model at chance' if any(one.get('at_chance') for one in measured) else ''
     axes.set_title(f'filled: {kind.noun[1]} recovered · hollow: none{lost}{lined}', fontsize=8, color=SOFT)

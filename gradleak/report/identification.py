@@ -100,7 +100,6 @@ def identification_picture(found: Identification) -> bytes:
     axes.set(xlim=(-2, 102), ylim=(len(groups) - 0.5, -0.5), xlabel='at rank 1, in % (dots: chance)')
     names = ['\n'.join(_named(defense, copies, found)) for defense, copies in groups]
     axes.set_yticks(range(len(groups)), names, fontsize=8)
-    axes.spines[['top', 'right']].set_visible(False)
     axes.grid(axis='x', color='#0a0b0c', alpha=0.1, linewidth=0.6)
     figure.legend(loc='upper right', ncols=4, fontsize=8, frameon=False)
     return png()

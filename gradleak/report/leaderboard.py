@@ -1,8 +1,6 @@
 """The page of a leaderboard: per task one table of defenses, the least leak first, with the pictures that were seen."""
 
 import base64
-import csv
-import io
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from gradleak.report.words import about, said, worded
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.bounds import RELATION
 from gradleak.studies.autoleak.entry import FAMILY, number_of
+from gradleak.summary.cases import csv_text
 
 EARLIER = said('leaderboard.earlier')  # of entries that do not say what their gallery holds
 
@@ -96,7 +95,7 @@ def _tools(entries: Mapping[str, Mapping[str, Any]], pages: str) -> blocks.Html:
   """Returns the field that searches the tables, the entries as files within the page, and the way to all methods."""
   finds = '<input type="search" class="finds" placeholder="Search defenses and attacks" aria-label="Search" hidden>'
   rows = listing(entries)
-  kinds = {'csv': ('text/csv', _csv(rows)), 'json': ('application/json', json.dumps(rows))}
+  kinds = {'csv': ('text/csv', csv_text(rows)), 'json': ('application/json', json.dumps(rows))}
   files = []
   for kind, (of, made) in kinds.items():
     coded = base64.b64encode(made.encode()).decode()
@@ -134,15 +133,6 @@ def _by_task(entries: Mapping[str, Mapping[str, Any]]) -> list[list[dict[str, An
     for name, entry in entries.items()
   )
   return [[{**entry, 'rank': rank} for entry, rank in zip(of, ranks(of), strict=True)] for of in tasks.values()]
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the rows of `listing` as CSV; what is not known is empty."""
-  made = io.StringIO()
-  writer = csv.DictWriter(made, list(dict.fromkeys(name for row in rows for name in row)))
-  writer.writeheader()
-  writer.writerows(rows)
-  return made.getvalue()
 
 
 def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str, str, blocks.Section]:

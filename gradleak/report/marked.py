@@ -266,8 +266,7 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
   width, height = size
   left, top, foot = 2.6, 0.95, 0.75
   across, down = (width - left - 0.2) / (len(found) + 1), (height - top - foot) / max(len(order), 1)
-  with figures.figure(width, height) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(width, height) as (axes, png):
     for c, name in enumerate(['private', *(one.defense for one in found)]):
       for i, line in enumerate(reversed(wrap(name, max(8, int(across / 0.088)))[:4])):
         axes.text(
@@ -285,8 +284,6 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
         shown = ('✓ ' if piece.right else '') + _short(piece.text, int(across / 0.095))
         axes.text(left + (c + 1.5) * across, middle, shown, ha='center', va='center', fontsize=10, **style)
     _foot(axes, found, worst, costs, (left, across, height))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.set_axis_off()
     return png()
 
 
@@ -319,15 +316,12 @@ def _running(
   lines = [('private', '', truth), *((one.defense, f'recovered {worst[one.defense]["recovered"]} of '
                                       f'{worst[one.defense]["n"]}', one.pieces[0][0]) for one in found)]  # fmt: skip
   left, down = 0.4, (height - 0.5) / len(lines)
-  with figures.figure(width, height) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(width, height) as (axes, png):
     for r, (name, count, pieces) in enumerate(lines):
       top = 0.35 + r * down
       axes.text(left, top, name, va='center', fontsize=10.5, weight='bold')
       axes.text(left + 0.3 + 0.105 * len(name), top, count, va='center', fontsize=10.5, color=SOFT)
       _flow(axes, pieces, left, top + 0.22, width - left, down - 0.22)
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.set_axis_off()
     return png()
 
 

@@ -326,13 +326,6 @@ def _more(summary: cases.Summary, paired: bool, published: Mapping[str, str]) ->
   )
 
 
-def _meaning(kind: Modality) -> tuple[str, list[str]]:
-  """Returns the name of the score and what it means."""
-  name = f'scores.{kind.name}'
-  meaning = said(name) if name in kind.words else kind.scored.meaning
-  return kind.shown[0].title, [meaning]
-
-
 def _further(summary: cases.Summary, figure: Shown) -> blocks.Cell:
   name = figure.column
   if not figure.significant:
@@ -486,9 +479,10 @@ def _reading(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
   """Returns what the words of the page mean."""
   config = result.config
   alarms = ''.join(f' {one}' for one in findings.alarms(result.controls, worst))
-  score, meaning = _meaning(of_rows(result.rows))
+  kind = of_rows(result.rows)
+  score, name = kind.shown[0].title, f'scores.{kind.name}'
   terms: list[tuple[str, list[str]]] = [
-    (score, meaning),
+    (score, [said(name) if name in kind.words else kind.scored.meaning]),
     ('Null-gradient control', [said('audit.control', enough=findings.MIN_CONTROLS, alarms=alarms)]),
     *headline.verdict_terms(headline.gallery(result.rows, config), config),
     *([(f'Oracle {score}', [said('audit.oracle')])] if config.get('restarts', 1) > 1 else []),

@@ -64,7 +64,6 @@ def partition_picture(parts: Sequence[np.ndarray], labels: np.ndarray, class_nam
     else:
       bars.stairs(counts.sum(0), np.arange(clients + 1) - 0.5, fill=True, color=SOFT)
     bars.set_ylabel('samples')
-    bars.spines[['top', 'right']].set_visible(False)
     bars.tick_params(bottom=False, labelbottom=False)
     bars.set_title(summary(parts, labels), loc='left', fontsize=9, color=INK)
     # A root scale keeps small counts apart; zero stays white.
@@ -87,7 +86,7 @@ def partition_picture(parts: Sequence[np.ndarray], labels: np.ndarray, class_nam
     if clients <= _MAX_NUMBERED:
       cells.set_xticks(np.arange(clients))
     cells.set_xlabel('client, sorted by number of samples' if ordered else 'client')
-    cells.spines[:].set_color('#b9bcc1')
+    cells.spines[:].set(color='#b9bcc1', visible=True)
     figure.colorbar(
       drawn, ax=cells, label='samples of a class', pad=0.01, aspect=max(8, 5 * tall), ticks=_ticks(largest)
     )

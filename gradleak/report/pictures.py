@@ -1,7 +1,7 @@
 """The pictures of an audit: private images and reconstructions in a grid, and single images as data URIs."""
 
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,18 +97,16 @@ def grid(result: AuditResult) -> bytes:
   unit = score.with_unit(' in ')
   foot = [*textwrap.wrap(named, int((across - 2 * margin) / 0.06)), unit]
   down = tops[-1] + tall + caption + 2.5 * margin + line * len(foot)
-  with figures.figure(across, down) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(across, down) as (axes, png):
     for r, (pictures, label, top) in enumerate(zip([truth, *shown.values()], labels, tops, strict=True)):
-      _draw_label(axes, label, 2 * margin, top + tall / 2)
+      for i, (text, style) in enumerate(label):
+        axes.text(2 * margin, top + tall / 2 + line * (i - (len(label) - 1) / 2), text, va='center', **style)
       if second[r]:
         axes.plot([margin, margin], [tops[r - 1], top + tall], color=SOFT, linewidth=2, solid_capstyle='butt')
       for c, picture in enumerate(pictures):
         _draw_picture(axes, picture, start + c * (cell + margin), top, cell, tall)
     for below, text in enumerate(reversed(foot)):
       axes.text(margin, down - 0.11 - line * below, text, va='center', color=SOFT)
-    axes.set(xlim=(0, across), ylim=(down, 0))
-    axes.set_axis_off()
     return png()
 
 
@@ -121,12 +119,6 @@ def _label(attack: str, defense: str, adaptive: str = '', shown: Collection[Case
     return [*named, ('non-adaptive', {})] if paired else named
   known = [(line, {}) for line in wrap(f'adaptive: {adaptive}', 30)]
   return known if (attack, defense) in shown else [*named, *known]
-
-
-def _draw_label(axes: Any, label: Sequence[tuple[str, dict]], x: float, y: float) -> None:
-  """Writes the lines of a label, centred on height `y`."""
-  for i, (line, style) in enumerate(label):
-    axes.text(x, y + 0.17 * (i - (len(label) - 1) / 2), line, va='center', **style)
 
 
 def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: float, height: float) -> None:

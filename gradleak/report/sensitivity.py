@@ -193,7 +193,6 @@ def waterfall(found: Sensitivity) -> bytes:
       _draw_bar(axes, place, kind.score, step, highest)
     axes.set(xlim=(-0.5, places - 0.5), ylim=(0, highest), xticks=[])
     axes.set_ylabel(kind.shown[0].with_unit(', in '))
-    axes.spines[['top', 'right']].set_visible(False)
     title = worded('n of n: images recovered · whisker: 95 % interval · dashes: what noise gives')
     axes.set_title(title, fontsize=8, color=SOFT)
     labels = ['\n'.join(textwrap.wrap(label, 16)) for label, _, _ in entries]
@@ -238,7 +237,7 @@ def _draw_example(figure: Any, middle: float, low: float, wide: float, tall: flo
   axes.imshow(shown.pixels_of(pixels), cmap='gray', vmin=0, vmax=255, interpolation='nearest')
   axes.set(xticks=[], yticks=[])
   for spine in axes.spines.values():
-    spine.set(color='#9a9fa6', linewidth=0.6)
+    spine.set(color='#9a9fa6', linewidth=0.6, visible=True)
 
 
 @speaking

@@ -54,7 +54,6 @@ def shares_picture(entries: Sequence[Mapping[str, Any]]) -> bytes | None:
       _draw_shares(seen, row, entry)
     for axes in (cost, seen):
       axes.set_ylim(len(ordered) - 0.5, -0.5)
-      axes.spines[['top', 'right']].set_visible(False)
       axes.grid(axis='x', color='#0a0b0c', alpha=0.1, linewidth=0.6)
     cost.axvline(0, color=SOFT, linestyle=':', linewidth=1)
     cost.set_yticks(range(len(ordered)), ['\n'.join(wrap(one['defense'], 28)) for one in ordered], fontsize=8)

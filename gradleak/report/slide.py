@@ -40,8 +40,7 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
   left, top, gap, foot = 1.5, 0.95, 0.16, 1.25 if costs else 0.95
   side = min((WIDTH - left - gap * len(columns)) / len(columns), (HEIGHT - top - foot - 2 * gap) / len(_ROWS))
   left += (WIDTH - left - (side + gap) * len(columns)) / 2
-  with figures.figure(WIDTH, HEIGHT) as (figure, png):
-    axes = figure.add_axes((0, 0, 1, 1))
+  with figures.canvas(WIDTH, HEIGHT) as (axes, png):
     for r, name in enumerate(_ROWS):
       axes.text(left - 0.15, top + (r + 0.5) * (side + gap) - gap / 2, name, ha='right', va='center', fontsize=11)
     for c, defense in enumerate(columns):
@@ -58,8 +57,6 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None = None) -> byte
         axes.text(middle, below + 0.42, cost, ha='center', va='center', fontsize=10, color=SOFT)
     for down, name in ((0.12, 'recovered'), *([(0.42, 'accuracy cost')] if costs else [])):
       axes.text(left - 0.15, top + len(_ROWS) * (side + gap) + down, name, ha='right', va='center', fontsize=11)
-    axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
-    axes.set_axis_off()
     return png()
 
 

@@ -10,6 +10,7 @@ from gradleak.defenses.defense import Defense
 from gradleak.modalities import of_rows
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
+from gradleak.report.formatting import together
 from gradleak.summary.cases import Row, Summary, check_rows, csv_text, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
@@ -35,20 +36,18 @@ def lines(defenses: Iterable[Labelled]) -> list[Line]:
 
   A defense that equals no other is on no line.
   """
-  alike: dict[Hashable, list[Labelled]] = {}
-  for one in defenses:
-    alike.setdefault(_shape(one.method), []).append(one)
   found = []
-  for group in alike.values():
+  for group in together((_shape(one.method), one) for one in defenses).values():
     numbers = [_numbers(one.method) for one in group]
     distinct = {place: len({each[place] for each in numbers}) for place in numbers[0]}
     along = max(distinct, key=distinct.__getitem__, default=None)
     if along is None or distinct[along] == 1:
       continue
-    of_line: dict[Hashable, list[tuple[Labelled, float]]] = {}
-    for one, each in zip(group, numbers, strict=True):
-      of_line.setdefault(tuple(each[place] for place in each if place != along), []).append((one, each[along]))
-    for points in of_line.values():
+    points_of = together(
+      (tuple(each[place] for place in each if place != along), (one, each[along]))
+      for one, each in zip(group, numbers, strict=True)
+    )
+    for points in points_of.values():
       label = _text(points[0][0].method, along)
       found.append(Line(label, sorted((number, one.label) for one, number in points)))
   return found
@@ -172,4 +171,3 @@ def _draw(axes: Any, score: str, model: str, line: Line, pairs: Mapping[tuple[st
     axes.set_xticks([strength for strength, _ in line.points][-_TICKS:])
   axes.set_title(model, fontsize=8.5, color=SOFT)
   axes.set_xlabel(line.label)
-  axes.spines[['top', 'right']].set_visible(False)

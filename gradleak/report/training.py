@@ -258,7 +258,6 @@ def _finish(axes: Any, label: str) -> None:
   axes.xaxis.set_major_locator(MaxNLocator(integer=True))
   axes.grid(color='#0a0b0c', alpha=0.1, linewidth=0.6)
   axes.set_axisbelow(True)
-  axes.spines[['top', 'right']].set_visible(False)
 
 
 def _across(trained: Mapping[str, Trained]) -> int:

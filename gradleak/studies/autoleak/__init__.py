@@ -8,7 +8,7 @@ rank a list of candidates by the likelihood of the upload (`gradleak.identify`).
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from gradleak.core import errors
 from gradleak.core.settings import paired
 from gradleak.core.storage import description, json_lines, made_folder, plain, seal, write_atomically
 from gradleak.defenses import NO_DEFENSE, Mechanism
-from gradleak.defenses.defense import Defense, bind
+from gradleak.defenses.defense import bind
 from gradleak.engine.execution import Execution
 from gradleak.engine.progress import end, note, reporter
 from gradleak.federated.scenario import Scenario
@@ -388,7 +388,7 @@ class _Run:
     for label, defense in self.defenses.items():
       of = [row for row in rows if row['defense'] == label]
       own = [row for row in of if row['honest']]
-      random = _random(defense)
+      random = defense is not None and any(stage.traits.random for stage in defense.stages)
       averaged = any(row['rounds'] > 1 for row in own)
       broken = len({row['trial'] for row in own if row['verdict'] == 'exact'}) == self.num_trials
       said = flags.of_rows(own, controls, random and not broken, averaged)
@@ -425,21 +425,10 @@ def _bounds(facts: Mapping[str, dict], rows: list[dict], ranked: list[Ranked], b
   """Returns `AutoLeak.bounds`."""
   found = {}
   for label, known in facts.items():
-    mechanisms = [_repeated(Mechanism(**one), _rounds([*rows, *ranked], label)) for one in known['mechanisms']]
-    bound = identification(mechanisms, rows[0]['candidates'])
+    # Uploads of the same samples that an attacker of this defense has read at most.
+    uploads = max((row['rounds'] for row in (*rows, *ranked) if row['defense'] == label), default=1)
+    released = [Mechanism(**{**one, 'releases': uploads * one['releases']}) for one in known['mechanisms']]
+    bound = identification(released, rows[0]['candidates'])
     if bound is not None:
       found[label] = min(1.0, batch_size * bound)
   return found
-
-
-def _rounds(rows: Sequence[Mapping[str, Any]], defense: str) -> int:
-  """Returns how many uploads of the same samples an attacker of a defense has read at most."""
-  return max((row['rounds'] for row in rows if row['defense'] == defense), default=1)
-
-
-def _repeated(mechanism: Mechanism, times: int) -> Mechanism:
-  return dataclasses.replace(mechanism, releases=mechanism.releases * times)
-
-
-def _random(defense: Defense | None) -> bool:
-  return defense is not None and any(stage.traits.random for stage in defense.stages)

@@ -13,6 +13,7 @@ from gradleak.federated import Client
 from gradleak.federated.roughness import roughness
 from gradleak.federated.scenario import Scenario
 from gradleak.modalities import of_rows as modality_of
+from gradleak.summary.cases import grouped
 
 LEVELS = 16  # distinct sizes of the entries of a tensor, at most, that make it quantised
 SMALLEST = 64  # entries of a tensor that is looked at
@@ -89,10 +90,12 @@ def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averag
   changes = [row['change'] for row in rows if row['change'] is not None]
   if changes and not any(changes) and any(row['defense'] != 'none' for row in rows):
     found.append(f'{UNCHANGED}: every upload is that of an undefended client')
-  stuck = [attack for attack, of in _by_attack(rows).items() if _stuck(of)]
+  by_attack = grouped(rows, 'attack')
+  stuck = [attack for (attack,), of in by_attack.items() if _stuck(of)]
   if stuck:
     found.append(f'{MASKED}: the objective of {", ".join(stuck)} never moved, so its gradient vanishes')
-  weaker = [attack for attack, of in _by_attack(rows).items() if all(_weaker(each, controls) for each in _by_pool(of))]
+  pools = {attack: grouped(of, modality_of(of).controls[0]).values() for (attack,), of in by_attack.items()}
+  weaker = [attack for attack, of in pools.items() if all(_weaker(each, controls) for each in of)]
   if weaker:
     nearer = f'{"is" if len(weaker) == 1 else "are"} nearer to the {modality_of(rows).noun[1]} on noise'
     found.append(f'{WEAKER}: {", ".join(weaker)} {nearer}')
@@ -122,22 +125,6 @@ def of_undefended(key: jax.Array, scenario: Scenario, rows: Sequence[dict], batc
     f'{FAILS}: no honest-but-curious attacker recovers anything without a defense, where noise of {NOISE:g} on the '
     f'{what} turns the update by a cosine distance of {turned[NOISE]:.2g}'
   ]
-
-
-def _by_attack(rows: Sequence[dict]) -> dict[str, list[dict]]:
-  found: dict[str, list[dict]] = {}
-  for row in rows:
-    found.setdefault(row['attack'], []).append(row)
-  return found
-
-
-def _by_pool(rows: Sequence[dict]) -> list[list[dict]]:
-  """Returns the rows of one attack by control pool: an adaptive attack that changes the attack has its own."""
-  pools: dict[float | None, list[dict]] = {}
-  bound = modality_of(rows).controls[0]
-  for row in rows:
-    pools.setdefault(row[bound], []).append(row)
-  return list(pools.values())
 
 
 def _weaker(rows: Sequence[dict], controls: Sequence[dict]) -> bool:

@@ -173,7 +173,8 @@ def attack(
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
   update, factor, lost = checked(update, stand_in.variables['params'])
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
-  signs = of_signs(update) or _one_step_of_adam(stand_in.client, trained, chosen.num_samples)
+  adam = stand_in.client.share == 'delta' and trained.optimizer.startswith('adam')
+  signs = of_signs(update) or (adam and stand_in.client.num_steps(chosen.num_samples) == 1)
   named = _attacks(attacks, key, stand_in, chosen, signs)
   _check_size(mode, update, factor)
   rule = rule_without_bias(stand_in, update, chosen.num_samples)
@@ -293,11 +294,6 @@ def _stand_in(
   return scenario(
     model, *held, variables=variables, dataset='captured', client=client, gallery=gallery, modality=modality
   )
-
-
-def _one_step_of_adam(client: Client, given: ClientSettings, number: int) -> bool:
-  """Returns whether the update of so many samples is one step of Adam."""
-  return client.share == 'delta' and given.optimizer.startswith('adam') and client.num_steps(number) == 1
 
 
 def _group(

@@ -134,8 +134,8 @@ def _dropped(named: Mapping[str, np.ndarray]) -> Iterator[str]:
   empty = [name for name, array in named.items() if not array.any()]
   if empty:
     yield (
-      f'Nothing but zeros: {_names(empty)}. These tensors were dropped, missing in the file, or nothing reached them. '
-      'They are not compared.'
+      f'Nothing but zeros: {errors.some(empty)}. These tensors were dropped, missing in the file, or nothing reached '
+      'them. They are not compared.'
     )
 
 
@@ -240,8 +240,4 @@ def _labels(
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-  return _names([f'{100 * share:.0f} % of {name}' for name, share in shares.items()])
-
-
-def _names(names: Sequence[str]) -> str:
-  return ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')
+  return errors.some([f'{100 * share:.0f} % of {name}' for name, share in shares.items()])

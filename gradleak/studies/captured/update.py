@@ -20,7 +20,6 @@ from gradleak.studies.captured import sources
 
 FLATTENED = ('channels_first', 'channels_last')
 _RANGE = (2.0**-50, 2.0**50)  # of an update's norm: squares of its values fit float32
-_LISTED = 4  # names in one part of a message
 _BUFFERS = ('num_batches_tracked',)  # what a state dict holds beside tensors of the model
 _STATISTICS = ('running_mean', 'running_var', 'mean', 'var')
 
@@ -156,7 +155,7 @@ def derived_sample_shape(model: Model, variables: Mapping, kind: Modality = IMAG
       continue
     fitting.append(shape)
   if len(fitting) != 1:
-    found = f'several do ({", ".join(map(str, fitting[:_LISTED]))}, …)' if fitting else 'none of the usual ones does'
+    found = f'several do ({", ".join(map(str, fitting[:4]))}, …)' if fitting else 'none of the usual ones does'
     raise errors.UsageError(
       f'sample_shape is not given, and the weights of {model.name!r} do not tell which one fits: {found}; give '
       f'sample_shape=({", ".join(kind.axis_names)}{"," * (kind.axes == 1)})'
@@ -453,7 +452,7 @@ def _refuse_misfits(
     ],
   }
   if any(faults.values()):
-    listed = '; '.join(f'{kind}: {_some(names)}' for kind, names in faults.items() if names)
+    listed = '; '.join(f'{kind}: {errors.some(names)}' for kind, names in faults.items() if names)
     advice = ''
     if in_file is not None and faults['missing'] and faults['not in the model']:
       advice = ". names={'module in the file': 'module of the model'} says which is which"
@@ -462,8 +461,3 @@ def _refuse_misfits(
     raise errors.UsageError(f'{what}: {listed}{advice}')
   if not found:
     raise errors.UsageError(f'{what}: it holds no tensor')
-
-
-def _some(names: Sequence[str]) -> str:
-  more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-  return ', '.join(names[:_LISTED]) + more
