@@ -71,9 +71,8 @@ with _program.group('run'):
   _GIVEN.shared('seed', 'workdir', 'progress', 'x64', 'compilation_cache', workdir='results/attack')
 
 
-def main(argv):
+def main(_):
   """Attacks the update that the flags describe and prints its table."""
-  del argv
   _GIVEN.configure()
   defense = registry.defense(_GIVEN.defense)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
@@ -169,13 +168,7 @@ def _labels(text):
 
 
 def _model(weights, shape, outputs):
-  """Returns (model, variables) of a file; the number of classes is the only one that fits, unless it is given.
-
-  Args:
-    weights: the file.
-    shape: of a sample.
-    outputs: how many the samples of --dataset ask for; None for images.
-  """
+  """Returns (model, variables) of a file; the number of classes is the only one that fits, unless it is known."""
   names = _names(_GIVEN.names)
 
   def made(number):

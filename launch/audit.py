@@ -32,9 +32,8 @@ with _program.group('run'):
 _cluster.define(_GIVEN)
 
 
-def main(argv):
+def main(_):
   """Runs the audit that the flags describe and prints its table."""
-  del argv
   _GIVEN.configure()
   if _GIVEN.distributed is None and _cluster.shared(_GIVEN, 'audit', _GIVEN.trials, _GIVEN.workdir):
     return

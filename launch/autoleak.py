@@ -27,9 +27,8 @@ with _program.group('run'):
 _cluster.define(_GIVEN)
 
 
-def main(argv):
+def main(_):
   """Runs the ensemble and prints the worst-case rates."""
-  del argv
   _GIVEN.configure()
   if _cluster.shared(_GIVEN, 'autoleak', _GIVEN.trials, _GIVEN.workdir, stages=True):
     return None

@@ -37,7 +37,6 @@ with _program.group('what is measured, and how much'):
 
 def main(argv: list[str]) -> None:
   """Prints the table that the flags ask for."""
-  del argv
   options = _GIVEN.made(harness.Options)
   settings.check(options)
   if options.measure == 'gpu':

@@ -22,9 +22,8 @@ with _program.group('run'):
   _GIVEN.shared('progress', 'compilation_cache')
 
 
-def main(argv):
+def main(_):
   """Runs the attacks and draws the picture."""
-  del argv
   _GIVEN.configure()
 
   import jax

@@ -29,9 +29,8 @@ with _program.group('run'):
   _GIVEN.shared('seed', 'workdir', 'compilation_cache', 'progress')
 
 
-def main(argv):
+def main(_):
   """Runs what the flags describe and prints its table."""
-  del argv
   _GIVEN.configure()
   defenses = registry.defenses(_GIVEN.defenses)
   _program.say(f'reading {_GIVEN.dataset} …')

@@ -32,9 +32,8 @@ with _program.group('run'):
   _GIVEN.shared('workdir', 'progress', 'group_size', 'compilation_cache')
 
 
-def main(argv):
+def main(_):
   """Ranks the candidates under each defense and prints the counts."""
-  del argv
   _GIVEN.configure()
   defenses = registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)

@@ -40,9 +40,8 @@ with _program.group('where, and how'):
   _GIVEN.shared(*PASSED, weights=(None, "check: File with the model's weights, where the task says so."))
 
 
-def main(argv):
+def main(_):
   """Adds, checks or draws, as the flags say."""
-  del argv
   from gradleak.core import errors
 
   given = [name for name in ('add', 'check', 'page') if getattr(_GIVEN, name)]

@@ -26,9 +26,8 @@ with _program.group('what is prepared'):
   )
 
 
-def main(argv):
+def main(_):
   """Prepares the dataset that the flags name, or says that it is there."""
-  del argv
   prepare(_DATASET.value, _DATA_DIR.value, _MANUAL_DIR.value)
 
 

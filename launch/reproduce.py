@@ -57,7 +57,6 @@ _cluster.define(_GIVEN)
 
 def main(argv: list[str]) -> None:
   """Runs what the flags name, and prints and writes its table."""
-  del argv
   _GIVEN.configure()
 
   import experiments

@@ -38,9 +38,8 @@ with _program.group('run'):
   _GIVEN.shared('seed', 'group_size', 'workdir', 'compilation_cache', 'progress', workdir='results/sensitivity')
 
 
-def main(argv):
+def main(_):
   """Runs what the flags describe and prints its tables."""
-  del argv
   _GIVEN.configure()
   registry.attack(_GIVEN.attack)  # an error comes before data are read
   defense = registry.defense(_GIVEN.defense)

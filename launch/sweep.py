@@ -34,9 +34,8 @@ _CLUSTERS = (
 )
 
 
-def main(argv):
+def main(_):
   """Runs the sweep, or this process's share of it, and prints its table."""
-  del argv
   _GIVEN.configure()
   if _cluster.shared(_GIVEN, 'sweep', _GIVEN.shards or _GIVEN.trials, _GIVEN.workdir):
     return

@@ -51,9 +51,8 @@ with _program.group('run'):
 _cluster.define(_GIVEN)
 
 
-def main(argv):
+def main(_):
   """Trains as the flags describe and prints where it ended."""
-  del argv
   _GIVEN.configure()
   most = max(len(registry.defenses(_GIVEN.defenses)), _GIVEN.trials if _GIVEN.attacks else 0)
   if _cluster.shared(_GIVEN, 'train', most, _GIVEN.workdir):

@@ -34,7 +34,6 @@ with _program.group('run'):
 
 def main(argv: list[str]) -> None:
   """Trains as the flags describe, and writes the weights and the samples."""
-  del argv
   _GIVEN.configure()
 
   import jax

@@ -417,11 +417,7 @@ def _agreed(known: Known) -> AdaptiveAttack | None:
 
 
 def _most_frequent(values: np.ndarray) -> np.ndarray:
-  """Returns the value of each entry that most rounds share; the mean of all where no two are equal.
-
-  Args:
-    values: [R, …].
-  """
+  """Returns the value of each entry of [R, …] that most rounds share; the mean of all where no two are equal."""
   values = np.asarray(values)
   shared = np.stack([np.sum(values == value, axis=0) for value in values])
   chosen = np.take_along_axis(values, np.argmax(shared, axis=0)[None], axis=0)[0]

@@ -101,10 +101,7 @@ class _Conv(nn.Module):
 def _transposed(images: jax.Array, size: int, stride: int = 1, grown: bool = False) -> jax.Array:
   """Returns images [N, H, W, C] whose convolution by `size` is transposed: spread by the stride, and padded.
 
-  Args:
-    images: [N, H, W, C].
-    size, stride: of the transposed convolution, whose output has H · stride pixels a side.
-    grown: whether all that a pixel reaches is kept; then H + size − 1, for a stride of 1.
+  The output has H · stride pixels a side; `grown`, it keeps all that a pixel reaches, H + size − 1 at a stride of 1.
   """
   pads = [size - 1] * 2 if grown else [(size + stride - 1) // 2, (size + stride - 2) // 2]
   side = (*pads, stride - 1)

@@ -85,15 +85,9 @@ def _scale(x: jax.Array, pixels: bool) -> Any:
 def _residuals(
   net: Stages, stages: Sequence[Stage], maps: Sequence[jax.Array], params: Any, behind: Behind, weights: Weights
 ) -> Any:
-  """Returns the residuals of all equations, a tree of arrays.
+  """Returns the residuals of all equations of successive stages, a tree of arrays.
 
-  Args:
-    net: the network.
-    stages: some that follow each other.
-    maps: the unknown inputs of the first ones; those of the others are what the stage before makes.
-    params: values by path.
-    behind: what is known behind the last.
-    weights: see `Weights`.
+  The maps are the unknown inputs of the first stages; those of the others are what the stage before makes.
   """
   width = _width(weights.softness)
   outputs, pullbacks = [], []

@@ -351,11 +351,7 @@ def _candidates(
 
 
 def _shared(private: tuple[np.ndarray, np.ndarray], listed: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-  """Returns how many others of a list have each private sample, int [N]; labels count where all of the list are known.
-
-  Args:
-    private, listed: samples and labels, −1 for unknown.
-  """
+  """Returns how many others of a list have each private sample, int [N]; labels count where all of it are known."""
   labelled = bool(np.all(listed[1] >= 0))
 
   def known(samples: np.ndarray, labels: np.ndarray) -> Iterator[tuple]:

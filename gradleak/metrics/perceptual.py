@@ -309,13 +309,7 @@ def _head_entries(entries: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _checked(
   path: Any, entries: dict[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> dict[str, jax.Array]:
-  """Returns the entries that have these names, float32.
-
-  Args:
-    path: of their file.
-    entries: name -> array.
-    shapes: name -> shape that is expected.
-    what: whose weights are expected, in words.
+  """Returns the entries of a file that have these names, float32; `what` says whose weights are expected.
 
   Raises:
     UsageError: for entries that are missing, of another shape, no floats or not finite.

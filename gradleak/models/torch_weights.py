@@ -117,15 +117,9 @@ def load(path: str | pathlib.Path, model: Model, sample_shape: Sequence[int], *,
 def _fitted(
   path: Any, model: Model, shapes: Tree, names: Mapping[str, tuple], ours: Mapping[str, np.ndarray], entries: Mapping
 ) -> Tree:
-  """Returns the variables; raises `UsageError` for entries that are missing, superfluous or of another shape.
+  """Returns the variables, from `ours`: published name -> values in our layout.
 
-  Args:
-    path: of the file.
-    model: the model.
-    shapes: of its variables.
-    names: published name -> path of the variable.
-    ours: published name -> values in our layout.
-    entries: what the file holds, by published name.
+  Raises `UsageError` for entries of the file that are missing, superfluous or of another shape.
   """
   places = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(shapes)}
   faults = {

@@ -205,12 +205,9 @@ def _dense(arrays: dict[str, np.ndarray]) -> Prior:
 
 
 def _dense_images(layers: Any, latents: jax.Array, change: Change = unchanged) -> jax.Array:
-  """Returns the images of dense layers (weight, bias) with ReLU between them and tanh at the end.
+  """Returns what dense layers (weight, bias), with ReLU between and tanh at the end, make of latents [N, in].
 
-  Args:
-    layers: the weights and biases.
-    latents: [N, in].
-    change: of what stands behind each ReLU, [N, out].
+  The change is of what stands behind each ReLU, [N, out].
   """
   x = latents
   for index, (weight, bias) in enumerate(layers):

@@ -207,10 +207,7 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
 def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blocks.Table:
   """Returns the table of a task: a line per entry, and below it what is known of its run.
 
-  Args:
-    ordered: the entries of the task.
-    pages: as of `render_leaderboard`.
-    works: whether any honest-but-curious attacker recovers undefended images. Else what they do is left out.
+  Where no attacker `works` without a defense, what the honest-but-curious ones do is left out.
   """
   malicious, named, bounded = (
     any(entry.get(part) is not None for entry in ordered) for part in ('malicious', 'likelihood', 'bound')

@@ -461,15 +461,7 @@ class _Run:
     return np.concatenate([update, noise * cut]), np.concatenate([kept, cut])
 
   def _means(self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
-    """Returns what some candidates would send, float32 [C, K, P]; K draws, or labels, or both.
-
-    Args:
-      bound: the defense that is simulated.
-      draws: uploads of each candidate and label.
-      samples: of all candidates.
-      copies: what they are called.
-      block: those that are simulated.
-    """
+    """Returns what a block of candidates would send, float32 [C, K, P]; K draws, or labels, or both."""
     classes, chosen = self.scenario.client.num_classes, samples[block]
     known = self.given.labels == 'known'
     labels = self.listed.labels[block][:, np.newaxis] if known else np.tile(np.arange(classes), (len(chosen), 1))

@@ -444,9 +444,11 @@ def test_the_best_of_all_attackers_stays_below_the_bound_and_is_near(dimension, 
 
 
 def test_the_bound_holds_for_every_upload_that_was_read():
-  rows = [{'defense': 'a', 'rounds': 1}, {'defense': 'a', 'rounds': 8}, {'defense': 'b', 'rounds': 1}]
-  assert [MODULE._rounds(rows, defense) for defense in 'abc'] == [8, 1, 1]
-  assert MODULE._repeated(Mechanism(2.0, 'example', 3), 8) == Mechanism(2.0, 'example', 24)
+  facts = {label: {'mechanisms': [{'noise': 40.0, 'unit': 'example', 'releases': 3}]} for label in 'abc'}
+  rows = [{'defense': label, 'rounds': rounds, 'candidates': 99} for label, rounds in (('a', 1), ('a', 8), ('b', 1))]
+  found = MODULE._bounds(facts, rows, [], 1)
+  for label, releases in (('a', 24), ('b', 3), ('c', 3)):
+    assert found[label] == bounds.identification([Mechanism(40.0, 'example', releases)], 99) < 1
 
 
 def test_the_bound_of_a_batch_is_that_of_any_of_its_images():

@@ -268,11 +268,7 @@ def _mismatches(
 ) -> np.ndarray:
   """Returns the `Mismatch` of each lane, float [lanes]; NaN where labels are not known or nothing is found.
 
-  Args:
-    group, update, made: as of `_attacked`.
-    found: what the samples are of.
-    size: lanes that share one pass.
-    targets: of the samples, [1, B, …], where an auditor knows them.
+  An auditor knows the targets of the samples, [1, B, …].
   """
   number, samples, labels = group.settings.batch_size, np.asarray(found.samples), np.asarray(found.labels)
   unknown = np.full(len(samples), np.nan, np.float32)

@@ -257,10 +257,7 @@ def _fitted(
 ) -> dict[sources.Path, np.ndarray]:
   """Returns the arrays that there are, in the layout of the model, by their paths in it.
 
-  Args:
-    what: as `read_update` takes it.
-    kind: 'update', 'sent weights' or 'weights'; the last have statistics, and of them all must be there.
-    model, variables, sample_shape, names, partial, flattened: as `read_update` takes them.
+  The kind is 'update', 'sent weights' or 'weights'; the last have statistics, and of them all must be there.
   """
   names = _checked_names(names)
   errors.check_choice('order: flattened', flattened, FLATTENED)
@@ -373,13 +370,7 @@ def _from_torch(
 ) -> dict[str, np.ndarray]:
   """Returns the entries in the layout of our parameters; one that does not fit is left as it is.
 
-  Args:
-    entries: of the file.
-    places: the paths of our parameters by PyTorch's names.
-    model: the `Model`.
-    variables: its variables, or their shapes.
-    sample_shape: (H, W, C).
-    flattened: as `read_update` takes it.
+  The places are the paths of our parameters by PyTorch's names.
 
   Raises:
     UsageError: for a model that cannot be traced, and where PyTorch's order of a tensor is not settled.
@@ -428,13 +419,7 @@ def _refuse_misfits(
 ) -> None:
   """Raises `UsageError` that lists the tensors missing, not in the model, and of another shape.
 
-  Args:
-    what: the beginning of the message.
-    found: the tensors in the layout of the model.
-    shapes: those of the model.
-    partial: whether tensors may be missing.
-    in_file: the shapes in the file that they come from, None for no file.
-    incomplete: whether it is of an update, which need not hold all tensors.
+  The message begins with `what`. The shapes `in_file` are None for no file. An incomplete update need not hold all.
   """
 
   def shape(name: str, values: np.ndarray) -> str:
