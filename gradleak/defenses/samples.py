@@ -84,7 +84,7 @@ def _shifted(key: Any, image: jax.Array, axis: int, amount: Any, shear: bool = F
   """Returns an image moved along an axis by an amount of either sign, in a shear times the place on the other axis."""
   places = list(_grid(image))
   places[axis] += _either(key, amount) * (places[1 - axis] + 0.5) if shear else _either(key, amount)
-  return _move(image, *places, 0.0)
+  return _move(image, places[0], places[1], 0.0)
 
 
 def _rotate(key: Any, image: jax.Array, degrees: float) -> jax.Array:
