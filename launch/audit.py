@@ -12,6 +12,11 @@ import os
 
 import jax
 
+import gradleak as gl
+from gradleak import registry
+from gradleak.audit import plan
+from gradleak.core import errors
+from gradleak.report import terminal_table, write
 from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
@@ -38,12 +43,6 @@ def main(_):
   if _GIVEN.distributed is None and _cluster.shared(_GIVEN, 'audit', _GIVEN.trials, _GIVEN.workdir):
     return
   _distribute()
-
-  import gradleak as gl
-  from gradleak import registry
-  from gradleak.audit import plan
-  from gradleak.report import terminal_table, write
-
   registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
   attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
@@ -86,8 +85,6 @@ def _execution():
 
 def _distribute():
   """Makes this process one of several, if the flags say so."""
-  from gradleak.core import errors
-
   if _GIVEN.distributed is None:
     return
   if _GIVEN.cluster is not None:

@@ -10,6 +10,11 @@ given again.
 import json
 import os
 
+import gradleak as gl
+from gradleak import registry
+from gradleak.core.storage import write_atomically
+from gradleak.report import autoleak_table, write
+from gradleak.studies.autoleak.entry import SETTINGS
 from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
@@ -32,12 +37,6 @@ def main(_):
   _GIVEN.configure()
   if _cluster.shared(_GIVEN, 'autoleak', _GIVEN.trials, _GIVEN.workdir, stages=True):
     return None
-
-  import gradleak as gl
-  from gradleak import registry
-  from gradleak.core.storage import write_atomically
-  from gradleak.report import autoleak_table, write
-
   registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
   defenses = registry.defenses(_GIVEN.defenses)
@@ -69,8 +68,6 @@ def main(_):
 
 def _command(scenario):
   """Returns the flags that repeat this run; what was left out for want of public samples is left out again."""
-  from gradleak.studies.autoleak.entry import SETTINGS
-
   known = {name: getattr(_GIVEN, name) for name in SETTINGS}
   known['rounds_before'] = scenario.settings.get('rounds_before', 0)
   known['init'] = scenario.settings.get('init')  # none with the weights of a file

@@ -13,6 +13,15 @@ import os
 import re
 import sys
 
+import gradleak as gl
+from gradleak import registry
+from gradleak.core import errors, grammar
+from gradleak.core.storage import write_atomically
+from gradleak.modalities import of_rows
+from gradleak.report import strengths, sweep_csv, sweep_summaries, write
+from gradleak.report.formatting import aligned, number, percent_range, plus_minus
+from gradleak.studies.sweep import sweep
+from gradleak.summary.cases import paired
 from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
@@ -39,14 +48,6 @@ def main(_):
   _GIVEN.configure()
   if _cluster.shared(_GIVEN, 'sweep', _GIVEN.shards or _GIVEN.trials, _GIVEN.workdir):
     return
-
-  import gradleak as gl
-  from gradleak import registry
-  from gradleak.core import grammar
-  from gradleak.core.storage import write_atomically
-  from gradleak.report import strengths, sweep_csv, write
-  from gradleak.studies.sweep import sweep
-
   registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
@@ -95,8 +96,6 @@ def main(_):
 
 def _seeds():
   """Returns the seeds that the flag describes."""
-  from gradleak.core import errors
-
   texts = [text.strip() for text in _GIVEN.seeds.split(';')]
   if not all(re.fullmatch(r'-?[0-9]{1,20}', text) for text in texts):
     shown = errors.shown(_GIVEN.seeds)
@@ -123,11 +122,6 @@ def _process():
 
 def _table(rows):
   """Returns the summaries of all models as an aligned table."""
-  from gradleak.modalities import of_rows
-  from gradleak.report import sweep_summaries
-  from gradleak.report.formatting import aligned, number, percent_range, plus_minus
-  from gradleak.summary.cases import paired
-
   score, *others = of_rows(rows).shown
   head = ('model / attack / defense', 'attacker', *(one.with_unit() for one in (score, *others)), 'recovered (95 %)')
   blank, lines = ('',) * (len(head) - 1), []
