@@ -16,6 +16,10 @@ def test_unknown_lists_the_valid_names_and_suggests_the_nearest():
   assert isinstance(error, ValueError)
 
 
+def test_of_many_names_four_are_said():
+  assert errors.some(list('abcd')) == 'a, b, c, d' and errors.some(list('abcdef')) == 'a, b, c, d and 2 more'
+
+
 @pytest.mark.parametrize('value', [0, 1, 0.5, np.float32(0.5), np.int64(1)])
 def test_numbers_in_range_pass_unchanged(value):
   assert errors.check_number('rate', value, low=0, high=1) is value

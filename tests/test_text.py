@@ -57,6 +57,7 @@ def test_a_page_and_a_table_are_made_of_it(result, tmp_path):
   assert 'ROUGE-1' in table and 'texts' in table and 'PSNR' not in table and 'pixel' not in table
   gl.report.write(found, tmp_path)
   page = (tmp_path / 'report.html').read_text('utf-8')
+  assert 'The F1 of the words that a reconstruction and the private text have in common' in page
   assert 'class="piece right"' in page and 'token by token' in page and not said_of_images(page)
   again = gl.load(folder)
   assert again.config['modality'] == 'text' and of_config(again.config) is of_config(found.config)

@@ -141,6 +141,8 @@ def test_what_rows_say():
   assert weaker == f'{flags.WEAKER}: a is nearer to the images on noise'
   other = [row(psnr=8.0), row(psnr=14.0, control_psnr=15.0)]  # with another prior, beyond its own control
   assert flags.of_rows(other, [*controls, row(psnr=12.0, control_psnr=15.0)], random=False, averaged=False) == []
+  other = [row(psnr=4.0, control_psnr=15.0), row(psnr=12.0)]  # beyond its own control under one of two priors
+  assert flags.of_rows(other, [*controls, row(psnr=12.0, control_psnr=15.0)], random=False, averaged=False) == []
   (averaged,) = flags.of_rows([row(psnr=20.0)], controls, random=True, averaged=False)
   assert averaged.startswith(flags.UNAVERAGED)
   assert flags.of_rows([row(psnr=20.0)], controls, random=True, averaged=True) == []

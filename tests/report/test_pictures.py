@@ -23,6 +23,15 @@ def test_data_uri_keeps_every_pixel_and_clips():
   np.testing.assert_array_equal(decode(data_uri(colour)), np.round(colour * 255))
 
 
+def test_a_canvas_is_in_inches_from_its_upper_left_corner():
+  with figures.canvas(2, 1) as (axes, png):
+    axes.fill_between([0, 0.5], 0, 0.25, color='black', linewidth=0)
+    dark = np.asarray(Image.open(io.BytesIO(png())).convert('L')) < 128
+  assert dark.shape == (figures.DPI, 2 * figures.DPI)
+  down, across = figures.DPI // 4, figures.DPI // 2
+  assert dark[: down - 2, : across - 2].all() and not dark[down + 2 :].any() and not dark[:, across + 2 :].any()
+
+
 def test_a_copy_at_another_scale_is_drawn_as_a_picture():
   """An exact reconstruction may have any scale and offset: clipped, nothing of it would be seen."""
   face = np.random.default_rng(0).beta(2, 2, size=(20, 20, 1))
