@@ -298,9 +298,14 @@ def annealed(
     + w_k \cdot \text{roughness}(x), \quad \tau \to 0
 
   Args:
-    steps, learning_rate, rungs, slack, descent, start: as of `ladder`.
+    steps: number of steps of each rung.
+    learning_rate: of Adam at the first step.
     lowest, highest: weights of roughness of the first rung and of the last.
+    rungs: their number, 2 to 16.
+    slack: how many times the least distance the kept rung may have, at least 1.
+    descent: how many times its weight a rung starts with, at least 1.
     softness: τ at the first step, above 0.
+    start: the first images, as in `gradient_matching`.
   """
   solver = first_order('adam', learning_rate, steps, gradient='sign', decay='cosine')
   base = Preset(solver, steps, {'distance': 'cosine', 'box': True, 'start': start, 'softness': softness})

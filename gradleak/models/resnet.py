@@ -248,12 +248,16 @@ resnet34 = _deeper(
   'resnet34', (3, 4, 6, 3), False, 'Returns ResNet-34: `resnet18` with `(3, 4, 6, 3)` blocks in its stages.'
 )
 resnet50 = _deeper(
-  'resnet50', (3, 4, 6, 3), True,
+  'resnet50',
+  (3, 4, 6, 3),
+  True,
   'Returns ResNet-50: `(3, 4, 6, 3)` bottleneck blocks with outputs of four times the width; as `resnet18` else.',
-)  # fmt: skip
+)
 resnet101 = _deeper('resnet101', (3, 4, 23, 3), True, 'Returns ResNet-101: `resnet50` with `(3, 4, 23, 3)` blocks.')
 resnet152 = _deeper(
-  'resnet152', (3, 8, 36, 3), True,
+  'resnet152',
+  (3, 8, 36, 3),
+  True,
   'Returns ResNet-152: `resnet50` with `(3, 8, 36, 3)` blocks.\n\n'
   '58,156,618 parameters with the stem for CIFAR, ten classes and colour images.',
-)  # fmt: skip
+)
