@@ -31,7 +31,10 @@ with _program.group('what was captured'):
   _GIVEN.shared('weights', *NETWORK, weights=(None, 'File with the weights that the client was sent, likewise.'))
   _GIVEN.string('sent', None, 'The same as --weights.')
   _GIVEN.string(
-    'truth', None, "File of numpy.savez with the private 'samples' and 'targets', and a 'gallery', for verdicts."
+    'truth',
+    None,
+    "File of numpy.savez with the private 'samples' and 'targets', and a 'gallery', for verdicts; of rows or texts, as "
+    '--dataset has them, also a file .csv, .tsv or .txt.',
   )
   _GIVEN.shared(
     'dataset',
@@ -78,10 +81,10 @@ def main(_):
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else None
   labels = _labels(_GIVEN.labels)
   returned, weights = _one_of('update', 'returned'), _one_of('weights', 'sent')
-  kind, shape, outputs = _samples()
+  kind, shape, outputs, dataset = _samples()
   _program.say(f'reading {returned} …')
   model, variables = _model(weights, shape, outputs)
-  truth = captured.read_truth(_GIVEN.truth, shape, kind) if _GIVEN.truth else None
+  truth = _truth(kind, shape, dataset) if _GIVEN.truth else None
   update = gl.read_update(
     returned,
     model,
@@ -131,16 +134,29 @@ def _client():
 
 
 def _samples():
-  """Returns (modality, shape of a sample, number of outputs or None): of --dataset, or of images."""
+  """Returns (modality, shape of a sample, number of outputs or None, --dataset or None)."""
   if not _GIVEN.dataset:
     if not _GIVEN.sample_shape:
       raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
-    return gl.modalities.IMAGES, _shape(_GIVEN.sample_shape), None
+    return gl.modalities.IMAGES, _shape(_GIVEN.sample_shape), None, None
   if _GIVEN.sample_shape:
     raise errors.UsageError('--sample_shape is that of the samples of --dataset: give one of them')
   dataset = _GIVEN.read(_GIVEN.split)
   _GIVEN.fit(dataset)
-  return gl.modalities.of_config(dataset.settings), dataset.samples.shape[1:], _GIVEN.outputs(dataset)
+  return gl.modalities.of_config(dataset.settings), dataset.samples.shape[1:], _GIVEN.outputs(dataset), dataset
+
+
+def _truth(kind, shape, dataset):
+  """Returns the private samples and targets of --truth, and a gallery or None."""
+  if not _GIVEN.truth.lower().endswith(gl.data.own.SUFFIXES):
+    return captured.read_truth(_GIVEN.truth, shape, kind)
+  if dataset is None:
+    raise errors.UsageError(f'--truth is {_GIVEN.truth}, and --dataset says how its rows or texts are encoded: give it')
+  label = _GIVEN.label or (gl.data.table_files.known_of(_GIVEN.schema).get('label') if _GIVEN.schema else None)
+  found = gl.data.read_like(_GIVEN.truth, dataset, label)
+  for note in found.notes:
+    _program.say(note)
+  return found.samples, found.targets, None
 
 
 def _shape(text):

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.settings import Count, Range, ranged
-from gradleak.data import embedded, folder, images, table_files, tables, text, tfds
+from gradleak.data import embedded, folder, images, own, table_files, tables, text, tfds
 from gradleak.data.tables import Field, Schema
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
   'is_table',
   'load',
   'pair',
+  'read_like',
   'table',
   'tables',
   'text',
@@ -192,6 +193,30 @@ def table(
       f'the column {wrong[0]!r} has {lengths[wrong[0]]} values, expected {len(classes)}, as labels'
     )
   return _first(name, split, table_files.parted(found, classes, split, name, given, sensitive), None)
+
+
+def read_like(path: Any, dataset: Dataset, label: str | None = None) -> Dataset:
+  """Returns the rows or texts in a file, encoded as those of a dataset.
+
+  Args:
+    path: of a file .csv with headings, for a table; of a file .csv, .tsv or .txt as `text:PATH` has it, for texts.
+    dataset: a split of `load` or `table`, whose columns or tokens, and classes, these samples have.
+    label: for a table the column of the class; by default the one that the dataset's columns lack.
+
+  Raises:
+    UsageError: for a dataset of images, a file that cannot be read, a column that is missing, and a value, level or
+      class that the dataset does not have.
+  """
+  file, settings = errors.check_path('the path', path, home=True), dataset.settings
+  notes: tuple[str, ...] = ()
+  if 'schema' in settings:
+    samples, classes = own.rows(file, dataset.name, tables.from_json(settings['schema']), label)
+  elif 'tokeniser' in settings:
+    samples, classes, notes = own.texts(file, settings['tokeniser'], dataset.samples.shape[1])
+  else:
+    raise errors.UsageError(f'{file} is of rows or texts, and {dataset.name} has images')
+  targets = own.places(file, classes, dataset.name, dataset.class_names)
+  return Dataset(str(path), 'all', samples, targets, dataset.class_names, notes, settings)
 
 
 def _columns(columns: Any, names: Sequence[str] | None) -> dict[str, Any]:

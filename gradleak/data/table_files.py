@@ -105,9 +105,9 @@ def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
   """Returns what `read` does. Programs ask for the same file several times; `stamp` tells whether it changed."""
   del stamp
   known = json.loads(known_)
-  header, lines = _lines(path, known.get('names'))
+  header, found = lines(path, known.get('names'))
   gaps = set(map(str, known.get('gaps', ())))
-  columns = {name: ['' if line[i] in gaps else line[i] for line in lines] for i, name in enumerate(header)}
+  columns = {name: ['' if line[i] in gaps else line[i] for line in found] for i, name in enumerate(header)}
   chosen = known.get('label', header[-1])
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   classes = np.asarray(columns.pop(chosen))
@@ -197,17 +197,17 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
   return np.asarray([places[text] for text in texts], np.int32), names
 
 
-def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list[str]]]:
-  """Returns the headings and the rows of a CSV file."""
+def lines(path: str, names: Sequence[str] | None = None, least: int = 2) -> tuple[list[str], list[list[str]]]:
+  """Returns the headings and the rows of a CSV file of at least so many rows."""
   file = errors.check_path('the table', path, home=True)
   try:
     text = pathlib.Path(file).read_text('utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise errors.UsageError(f'cannot read the table {path}: {error}') from error
-  lines = separated.rows(text, f'the table {path}')
-  if not lines:
+  found = separated.rows(text, f'the table {path}')
+  if not found:
     raise errors.UsageError(f'the table {path} is empty')
-  header = list(names) if names else lines.pop(0)
+  header = list(names) if names else found.pop(0)
   if len(set(header)) < len(header) or len(header) < 2:
     raise errors.UsageError(
       f'the table {path} has the headings {", ".join(header)}: expected two or more, all different'
@@ -216,10 +216,10 @@ def _lines(path: str, names: Sequence[str] | None) -> tuple[list[str], list[list
     raise errors.UsageError(
       f'the first line of the table {path} is {", ".join(header)}, which are no headings: give "names" in a schema'
     )
-  separated.check_lengths(lines, len(header), f'the table {path}')
-  if len(lines) < 2:
-    raise errors.UsageError(f'the table {path} has {len(lines)} rows: two or more are needed')
-  return header, lines
+  separated.check_lengths(found, len(header), f'the table {path}')
+  if len(found) < least:
+    raise errors.UsageError(f'the table {path} has {len(found)} rows: {least} or more are needed')
+  return header, found
 
 
 def known_of(schema: str | Mapping | None) -> dict[str, Any]:

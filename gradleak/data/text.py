@@ -3,7 +3,7 @@
 import collections
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,23 +70,23 @@ def read(name: str, split: str) -> Texts:
   if path.is_dir():
     files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix.lower() in _SUFFIXES}
     errors.check_choice(f'split of {name}', split, files or ['(it has none: expected train.txt, .tsv or .csv)'])
-    pairs, known = _pairs(files[split]), {label for file in files.values() for label, _ in _pairs(file)}
+    held, known = pairs(files[split]), {label for file in files.values() for label, _ in pairs(file)}
   elif path.is_file():
     errors.check_choice(f'split of {name}', split, ('test', 'train'))
-    pairs = _pairs(path)
-    known = {label for label, _ in pairs}
-    pairs = tuple(one for place, one in enumerate(pairs) if (place % _TEST == _TEST - 1) == (split == 'test'))
+    whole = pairs(path)
+    known = {label for label, _ in whole}
+    held = tuple(one for place, one in enumerate(whole) if (place % _TEST == _TEST - 1) == (split == 'test'))
   else:
     raise errors.UsageError(f'no file {str(path)!r}; {FILE}:PATH is a file .txt, .tsv or .csv, or a folder of them')
-  if not pairs:
+  if not held:
     raise errors.UsageError(f'the split {split!r} of {name} has no text')
   class_names = tuple(sorted(known))
   places = {label: place for place, label in enumerate(class_names)}
-  labels = np.asarray([places[label] for label, _ in pairs], np.int32)
-  return Texts(class_names, labels, len(pairs), lambda index: pairs[index][1])
+  labels = np.asarray([places[label] for label, _ in held], np.int32)
+  return Texts(class_names, labels, len(held), lambda index: held[index][1])
 
 
-def _pairs(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
+def pairs(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
   """Returns (label, text) of each text in a file; the label is '' where there are none."""
   if path.suffix.lower() not in _SUFFIXES:
     raise errors.UsageError(f'{path} has the suffix {path.suffix!r}, expected one of {", ".join(_SUFFIXES)}')
@@ -100,7 +100,7 @@ def _stamp(path: pathlib.Path) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=8)
 def _read(path: pathlib.Path, stamp: tuple[int, int]) -> tuple[tuple[str, str], ...]:
-  """Returns what `_pairs` does."""
+  """Returns what `pairs` does."""
   if stamp[1] > _LARGEST:
     raise errors.UsageError(f'{path} has more than {_LARGEST >> 30} GiB: give a part of it')
   try:
@@ -205,7 +205,13 @@ def tokens(
   made = tokeniser(name, given)
   count, length = found.size if limit is None else limit, length or _LENGTHS[made.kind]
   texts = found.first(count)
-  ids, told = made.batch(texts, length), []
+  ids = made.batch(texts, length)
+  return ids, found, made, remarks(made, texts, ids, length)
+
+
+def remarks(made: Tokeniser, texts: Sequence[str], ids: np.ndarray, length: int) -> tuple[str, ...]:
+  """Returns sentences on texts that are cut, and on tokens that a vocabulary does not have."""
+  told, count = [], len(texts)
   cut = sum(len(made.encode(text)) > length for text in texts)
   if cut:
     told.append(f'{cut} of {count} texts have more than {length} tokens and are cut: length says how many are kept.')
@@ -213,4 +219,4 @@ def tokens(
   if made.unknown is not None and counts[made.unknown]:
     share = counts[made.unknown] / (ids != made.pad).sum()
     told.append(f'{share:.1%} of the tokens are not in the vocabulary: they are the same token, [unknown].')
-  return ids, found, made, tuple(told)
+  return tuple(told)

@@ -1,0 +1,83 @@
+"""Rows and texts of a user's own file, encoded as those of a dataset."""
+
+import numpy as np
+import pytest
+
+import gradleak as gl
+
+ROWS = [
+  'age,town,ill',
+  *(f'{20 + 0.37 * (i % 31):.2f},{"north" if i % 3 else "south"},{i % 2}' for i in range(40)),
+]
+
+
+def written(path, lines):
+  path.write_text('\n'.join(lines) + '\n')
+  return path
+
+
+@pytest.fixture
+def table(tmp_path):
+  return gl.data.load(f'table:{written(tmp_path / "known.csv", ROWS)}', 'train')
+
+
+def test_rows_in_another_order_are_encoded_by_the_schema(table, tmp_path):
+  whole = gl.data.load(table.name, 'test')
+  schema = gl.data.tables.from_json(table.settings['schema'])
+  cells = schema.texts(schema.cells(whole.samples))
+  lines = [
+    'ill;town;age',
+    *(f'{table.class_names[t]};{town};{age}' for t, (age, town) in zip(whole.targets, cells, strict=True)),
+  ]
+  found = gl.data.read_like(written(tmp_path / 'own.csv', lines), table)
+  np.testing.assert_array_equal(found.samples, whole.samples)
+  np.testing.assert_array_equal(found.targets, whole.targets)
+  assert found.settings == table.settings and found.class_names == table.class_names
+
+
+def test_one_row_is_enough_and_a_class_may_be_spelt_as_a_number(table, tmp_path):
+  found = gl.data.read_like(written(tmp_path / 'own.csv', ['town,age,ill', 'north,30,1.0']), table)
+  assert found.samples.shape == (1, table.samples.shape[1]) and found.targets.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+  ('lines', 'label', 'words'),
+  [
+    (['age,ill', '30,1'], None, "the column 'town' is missing"),
+    (['age,town', '30,north'], None, 'no column beside the columns of .* name the one of the class'),
+    (['ill,of,age,town', '1,x,30,north'], None, 'ill, of beside the columns'),
+    (['age,town,ill', '30,north,2'], None, "row 0 of .* has the class '2', and those of .* are 0, 1"),
+    (['age,town,ill', '30,west,1'], None, 'west'),
+    (['age,town,ill', '30,north,1'], 'sick', "column for the label of .* 'sick'"),
+    (['age,town,ill'], None, '0 rows: 1 or more'),
+  ],
+)
+def test_what_does_not_fit_the_table_is_refused(table, tmp_path, lines, label, words):
+  with pytest.raises(gl.UsageError, match=words):
+    gl.data.read_like(written(tmp_path / 'own.csv', lines), table, label)
+
+
+def test_of_several_other_columns_the_class_is_named_or_the_last(table, tmp_path):
+  path = written(tmp_path / 'own.csv', ['number,ill,age,town', '7,1,30,north'])
+  assert gl.data.read_like(path, table, 'ill').targets.tolist() == [1]
+  path = written(tmp_path / 'own.csv', ['number,age,town,ill', '7,30,north,1'])
+  assert gl.data.read_like(path, table).targets.tolist() == [1]
+
+
+def test_texts_are_tokens_of_the_dataset(tmp_path):
+  notes = gl.data.load('notes', 'test', limit=3)
+  held = [gl.data.text.read('notes', 'test').read(index) for index in range(3)]
+  lines = ['label\ttext', *(f'{notes.class_names[t]}\t{one}' for t, one in zip(notes.targets, held, strict=True))]
+  found = gl.data.read_like(written(tmp_path / 'own.tsv', lines), notes)
+  np.testing.assert_array_equal(found.samples, notes.samples)
+  np.testing.assert_array_equal(found.targets, notes.targets)
+  assert found.notes == ()
+  cut = gl.data.read_like(written(tmp_path / 'own.tsv', [lines[0], lines[1] + ' and on ' * 30]), notes)
+  assert 'are cut' in cut.notes[0] and 'not in the vocabulary' in cut.notes[1]
+  with pytest.raises(gl.UsageError, match=r"row 0 of .* has the class ''"):
+    gl.data.read_like(written(tmp_path / 'own.txt', held), notes)
+
+
+def test_images_are_no_rows(tmp_path):
+  with pytest.raises(gl.UsageError, match='digits has images'):
+    gl.data.read_like(tmp_path / 'own.csv', gl.data.load('digits', limit=1))
