@@ -25,7 +25,9 @@ _RANK = 1e-5  # of the largest singular value; what is smaller is rounding
 _SHIFT = 1e-9  # of the mean eigenvalue, in inverse iterations
 _SWEEPS, _STALLED = 40, 0.9  # over the directions that are missing, and the ratio of eigenvalues at which they end
 _INVERSES = 4
+_FEW = 0.25  # of the directions, up to which those that are missing are estimated
 _PROBES = 8  # of the mean eigenvalue
+_TOGETHER = 256  # maps that a form is inverted on at once
 _TOLERANCE = 1e-7  # of a direction, at which inverse iterations end
 EXACT = 1e-8  # the least eigenvalue over the mean one up to which a map is a start
 _ENOUGH = 1e-11  # at which sweeps end
@@ -172,7 +174,8 @@ def direction_of(
 ) -> tuple[np.ndarray, float]:
   """Returns (the map whose patches span a gradient, of norm 1; the least eigenvalue over the mean one).
 
-  Where some channels are dead, the directions that are missing are estimated from the solution, and both in turn.
+  Where a few channels are dead, the directions that are missing are estimated from the solution, and both in turn. A
+  gradient of zero tells nothing: its eigenvalue is infinite.
 
   Args:
     seen: int [positions, entries], see `patches`.
@@ -184,6 +187,8 @@ def direction_of(
   wanted = len(seen) - centred
   _, values, directions = np.linalg.svd(np.asarray(gradient, np.float64), full_matrices=False)
   known = directions[: min(wanted, int(np.sum(values > _RANK * values[0])))]
+  if not len(known):
+    return np.full(size, size**-0.5), np.inf
   missing, found = wanted - len(known), np.random.default_rng(0).normal(size=size)
   span = known
 
@@ -205,7 +210,7 @@ def direction_of(
   mean = float(np.mean([form(one) for one in signs])) / size
   inverse = _inverse(seen, known, centred, size, _SHIFT * mean)
   closer, found, quotient = inverse, projected(found), np.inf
-  for _ in range(_SWEEPS if missing else 1):
+  for _ in range(_SWEEPS if 0 < missing <= _FEW * wanted else 1):
     for _ in range(_INVERSES):
       before, found = found, projected(closer(found))
       if np.linalg.norm(found - before) < _TOLERANCE:
@@ -226,7 +231,7 @@ def _wider(inverse: Callable, seen: np.ndarray, others: np.ndarray, centred: boo
     part[:, own] = others
   parts = parts[:, :, 1:] - (parts[:, :, 1:].mean(axis=0) if centred else 0)  # entry 0 is the padding
   rows = parts.reshape(-1, size)
-  made = inverse(rows.T)
+  made = np.concatenate([inverse(some.T) for some in np.array_split(rows, -(-len(rows) // _TOGETHER))], axis=1)
   inner = np.linalg.inv(np.eye(len(rows)) - rows @ made)
 
   def wider(x: np.ndarray) -> np.ndarray:
@@ -263,18 +268,18 @@ def _inverse(
   overlaps = (patches_of * weights) @ patches_of.T
 
   def inner(patches: np.ndarray) -> np.ndarray:  # [positions · entries, M] -> Uᵀ of them, [rows, M]
-    patches = patches.reshape(positions, entries, -1)
-    own = np.tensordot(basis, np.tensordot(span, patches, (1, 1)), (1, 1)).reshape(parts, -1)
+    patches = patches.reshape(positions, entries, patches.shape[-1])
+    own = np.tensordot(basis, np.tensordot(span, patches, (1, 1)), (1, 1)).reshape(parts, patches.shape[-1])
     return np.concatenate([own, patches.sum(axis=0) / np.sqrt(positions)]) if centred else own
 
   def outer(rows: np.ndarray) -> np.ndarray:  # [rows, M] -> U of them, [size, M]
-    own = np.tensordot(span, rows[:parts].reshape(len(basis), len(span), -1), (0, 1))
+    own = np.tensordot(span, rows[:parts].reshape(len(basis), len(span), rows.shape[-1]), (0, 1))
     own = np.tensordot(basis, own, (0, 1))
     own = own + rows[parts:] / np.sqrt(positions) if centred else own
     return patches_of.T @ own.reshape(seen.size, -1)
 
   columns = [inner(overlaps[:, p * entries : (p + 1) * entries] @ span.T) for p in range(positions)]
-  left = np.tensordot(np.stack(columns, axis=1), basis, (1, 1)).swapaxes(1, 2).reshape(-1, parts)
+  left = np.tensordot(np.stack(columns, axis=1), basis, (1, 1)).swapaxes(1, 2).reshape(parts + centred * entries, parts)
   if centred:
     every = scipy.sparse.csr_array(np.tile(np.eye(entries), (positions, 1)) / np.sqrt(positions))
     left = np.concatenate([left, inner((overlaps @ every).toarray())], axis=1)

@@ -152,6 +152,15 @@ def test_patches_in_a_span_determine_the_map(stride, centred, dead):
 
 
 @pytest.mark.parametrize('centred', [False, True])
+@pytest.mark.parametrize('dead', [30, 36])
+def test_few_channels_tell_little(centred, dead):
+  rng, seen = np.random.default_rng(6), windows(6, 8, 1)
+  gradient = rng.normal(size=(36 - dead, 72))
+  found, eigenvalue = closed_map.direction_of(seen, np.concatenate([gradient, np.zeros((dead, 72))]), 288, centred)
+  assert np.linalg.norm(found) == pytest.approx(1) and eigenvalue > (1e-5 if dead < 36 else 1e300)
+
+
+@pytest.mark.parametrize('centred', [False, True])
 def test_the_inverse_is_that_of_the_form(centred):
   rng, seen, size = np.random.default_rng(5), windows(4, 3, 1), 48
   directions, shift = np.linalg.qr(rng.normal(size=(27, 9)))[0].T, 0.02
