@@ -1,5 +1,7 @@
 """The registry's models, and a user's own networks as models."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -149,7 +151,7 @@ def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(conv
 @pytest.mark.parametrize(
   ('spec', 'sample_shape'),
   [
-    *((spec, (25, 25, 1)) for spec in SPECS),
+    *itertools.product(SPECS, [(25, 25, 1), (28, 28, 1)]),
     *((spec, PUBLISHED[spec] if spec.startswith('vit') else (9, 14, 3)) for spec in [*SPECS, *PUBLISHED]),
   ],
 )
