@@ -75,7 +75,8 @@ def _write(entries, replace=True):
   """Writes entries into the folder, and prints their paths."""
   from gradleak.studies.autoleak import leaderboard
 
-  print('\n'.join(map(str, leaderboard.add_all(_GIVEN.folder, entries, replace))))
+  for path in leaderboard.add_all(_GIVEN.folder, entries, replace):
+    print(path)
 
 
 def _costs(found):
