@@ -19,6 +19,7 @@ from absl import flags
 import gradleak as gl
 from gradleak import registry, report
 from gradleak.core import errors
+from gradleak.data import text
 from gradleak.models import torch_weights
 from gradleak.studies import captured
 from launch import _program
@@ -148,12 +149,11 @@ def _samples():
 
 def _truth(kind, shape, dataset):
   """Returns the private samples and targets of --truth, and a gallery or None."""
-  if not _GIVEN.truth.lower().endswith(gl.data.own.SUFFIXES):
+  if not _GIVEN.truth.lower().endswith(text.SUFFIXES):
     return captured.read_truth(_GIVEN.truth, shape, kind)
   if dataset is None:
     raise errors.UsageError(f'--truth is {_GIVEN.truth}, and --dataset says how its rows or texts are encoded: give it')
-  label = _GIVEN.label or (gl.data.table_files.known_of(_GIVEN.schema).get('label') if _GIVEN.schema else None)
-  found = gl.data.read_like(_GIVEN.truth, dataset, label)
+  found = gl.data.read_like(_GIVEN.truth, dataset, _GIVEN.options()['schema'])
   for note in found.notes:
     _program.say(note)
   return found.samples, found.targets, None

@@ -195,13 +195,14 @@ def table(
   return _first(name, split, table_files.parted(found, classes, split, name, given, sensitive), None)
 
 
-def read_like(path: Any, dataset: Dataset, label: str | None = None) -> Dataset:
+def read_like(path: Any, dataset: Dataset, schema: str | Mapping | None = None) -> Dataset:
   """Returns the rows or texts in a file, encoded as those of a dataset.
 
   Args:
     path: of a file .csv with headings, for a table; of a file .csv, .tsv or .txt as `text:PATH` has it, for texts.
     dataset: a split of `load` or `table`, whose columns or tokens, and classes, these samples have.
-    label: for a table the column of the class; by default the one that the dataset's columns lack.
+    schema: as given to `load`; its label, names and gaps count. By default the label is the column that the dataset
+      lacks.
 
   Raises:
     UsageError: for a dataset of images, a file that cannot be read, a column that is missing, and a value, level or
@@ -210,7 +211,7 @@ def read_like(path: Any, dataset: Dataset, label: str | None = None) -> Dataset:
   file, settings = errors.check_path('the path', path, home=True), dataset.settings
   notes: tuple[str, ...] = ()
   if 'schema' in settings:
-    samples, classes = own.rows(file, dataset.name, tables.from_json(settings['schema']), label)
+    samples, classes = own.rows(file, dataset.name, tables.from_json(settings['schema']), table_files.known_of(schema))
   elif 'tokeniser' in settings:
     samples, classes, notes = own.texts(file, settings['tokeniser'], dataset.samples.shape[1])
   else:

@@ -1,7 +1,7 @@
 """Rows and texts in a file of a user's own, encoded as those of a dataset."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,31 +9,31 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.data import table_files, tables, text, tokenisers
 
-SUFFIXES = ('.csv', '.tsv', '.txt')
 
-
-def rows(path: pathlib.Path, name: str, schema: tables.Schema, label: str | None) -> tuple[np.ndarray, list[str]]:
-  """Returns (rows float32 [N, D], the class of each) of a CSV file with headings; its order of columns is free.
+def rows(
+  path: pathlib.Path, name: str, schema: tables.Schema, known: Mapping[str, Any]
+) -> tuple[np.ndarray, list[str]]:
+  """Returns (rows float32 [N, D], the class of each) of a CSV file; its order of columns is free.
 
   Args:
     path: of the file.
     name: of the dataset, for messages.
     schema: of the dataset's columns.
-    label: the column of the class; by default the one that the schema lacks, of several the last one of the file.
+    known: the file's 'label', 'names' and 'gaps', see `table_files.read`. By default the label is the column that the
+      schema lacks, of several the last one of the file.
 
   Raises:
     UsageError: for a file that cannot be read, a column that is missing, no column of the class, and as
       `Schema.encode` does.
   """
-  header, lines = table_files.lines(str(path), least=1)
-  known = {field.name for field in schema.fields}
-  others = [one for one in header if one not in known]
-  if label is None and (not others or (len(others) > 1 and header[-1] in known)):
+  columns = table_files.columns_of(str(path), known, least=1)
+  own = {field.name for field in schema.fields}
+  others, last = [one for one in columns if one not in own], list(columns)[-1]
+  if 'label' not in known and (not others or (len(others) > 1 and last in own)):
     raise errors.UsageError(
       f'{path} has {", ".join(others) or "no column"} beside the columns of {name}: name the one of the class as label'
     )
-  chosen = label or (header[-1] if header[-1] in others else others[0])
-  columns = {one: [line[place] for line in lines] for place, one in enumerate(header)}
+  chosen = known['label'] if 'label' in known else others[-1]
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   return schema.encode(columns), columns[chosen]
 

@@ -105,15 +105,24 @@ def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
   """Returns what `read` does. Programs ask for the same file several times; `stamp` tells whether it changed."""
   del stamp
   known = json.loads(known_)
-  header, found = lines(path, known.get('names'))
-  gaps = set(map(str, known.get('gaps', ())))
-  columns = {name: ['' if line[i] in gaps else line[i] for line in found] for i, name in enumerate(header)}
-  chosen = known.get('label', header[-1])
+  columns = columns_of(path, known)
+  chosen = known.get('label', list(columns)[-1])
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   classes = np.asarray(columns.pop(chosen))
   made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
   told = f'the label is {chosen!r}' + ('' if 'label' in known else ', the last column: --label names another')
   return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields), *made.notes))
+
+
+def columns_of(path: str, known: Mapping[str, Any], least: int = 2) -> dict[str, list[str]]:
+  """Returns name -> texts of the columns of a CSV file, '' for a gap; `known` is what `known_of` returns of a schema.
+
+  Raises:
+    UsageError: as `read` does, and for fewer rows than `least`.
+  """
+  header, lines = _lines(path, known.get('names'), least)
+  gaps = set(map(str, known.get('gaps', ())))
+  return {name: ['' if line[i] in gaps else line[i] for line in lines] for i, name in enumerate(header)}
 
 
 def parted(
@@ -197,17 +206,17 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
   return np.asarray([places[text] for text in texts], np.int32), names
 
 
-def lines(path: str, names: Sequence[str] | None = None, least: int = 2) -> tuple[list[str], list[list[str]]]:
-  """Returns the headings and the rows of a CSV file of at least so many rows."""
+def _lines(path: str, names: Sequence[str] | None, least: int) -> tuple[list[str], list[list[str]]]:
+  """Returns the headings and the rows of a CSV file."""
   file = errors.check_path('the table', path, home=True)
   try:
     text = pathlib.Path(file).read_text('utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise errors.UsageError(f'cannot read the table {path}: {error}') from error
-  found = separated.rows(text, f'the table {path}')
-  if not found:
+  lines = separated.rows(text, f'the table {path}')
+  if not lines:
     raise errors.UsageError(f'the table {path} is empty')
-  header = list(names) if names else found.pop(0)
+  header = list(names) if names else lines.pop(0)
   if len(set(header)) < len(header) or len(header) < 2:
     raise errors.UsageError(
       f'the table {path} has the headings {", ".join(header)}: expected two or more, all different'
@@ -216,10 +225,10 @@ def lines(path: str, names: Sequence[str] | None = None, least: int = 2) -> tupl
     raise errors.UsageError(
       f'the first line of the table {path} is {", ".join(header)}, which are no headings: give "names" in a schema'
     )
-  separated.check_lengths(found, len(header), f'the table {path}')
-  if len(found) < least:
-    raise errors.UsageError(f'the table {path} has {len(found)} rows: {least} or more are needed')
-  return header, found
+  separated.check_lengths(lines, len(header), f'the table {path}')
+  if len(lines) < least:
+    raise errors.UsageError(f'the table {path} has {len(lines)} rows: {least} or more are needed')
+  return header, lines
 
 
 def known_of(schema: str | Mapping | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ FILE = 'text'  # text:PATH
 MODALITY = 'text'  # as results call what these samples are
 _COLUMNS = ('text', 'sentence', 'note', 'review', 'content')  # headings of what is read, in this order
 _LABELS = ('label', 'class', 'category')
-_SUFFIXES = ('.txt', '.tsv', '.csv')
+SUFFIXES = ('.txt', '.tsv', '.csv')
 _LARGEST = 1 << 30  # bytes of a file
 _TEST = 5  # of a file alone every fifth text is in the split test
 # How many tokens of a text are kept, if nobody says it.
@@ -68,7 +68,7 @@ def read(name: str, split: str) -> Texts:
     return Texts(notes.CLASS_NAMES, labels, size, lambda index: notes.note(split, index)[0])
   path = errors.check_path(f'the path of {FILE}:PATH', name.partition(':')[2], home=True)
   if path.is_dir():
-    files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix.lower() in _SUFFIXES}
+    files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES}
     errors.check_choice(f'split of {name}', split, files or ['(it has none: expected train.txt, .tsv or .csv)'])
     held, known = pairs(files[split]), {label for file in files.values() for label, _ in pairs(file)}
   elif path.is_file():
@@ -88,8 +88,8 @@ def read(name: str, split: str) -> Texts:
 
 def pairs(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
   """Returns (label, text) of each text in a file; the label is '' where there are none."""
-  if path.suffix.lower() not in _SUFFIXES:
-    raise errors.UsageError(f'{path} has the suffix {path.suffix!r}, expected one of {", ".join(_SUFFIXES)}')
+  if path.suffix.lower() not in SUFFIXES:
+    raise errors.UsageError(f'{path} has the suffix {path.suffix!r}, expected one of {", ".join(SUFFIXES)}')
   return _read(path, _stamp(path))
 
 

@@ -54,14 +54,26 @@ def test_one_row_is_enough_and_a_class_may_be_spelt_as_a_number(table, tmp_path)
 )
 def test_what_does_not_fit_the_table_is_refused(table, tmp_path, lines, label, words):
   with pytest.raises(gl.UsageError, match=words):
-    gl.data.read_like(written(tmp_path / 'own.csv', lines), table, label)
+    gl.data.read_like(written(tmp_path / 'own.csv', lines), table, None if label is None else {'label': label})
 
 
 def test_of_several_other_columns_the_class_is_named_or_the_last(table, tmp_path):
   path = written(tmp_path / 'own.csv', ['number,ill,age,town', '7,1,30,north'])
-  assert gl.data.read_like(path, table, 'ill').targets.tolist() == [1]
+  assert gl.data.read_like(path, table, {'label': 'ill'}).targets.tolist() == [1]
   path = written(tmp_path / 'own.csv', ['number,age,town,ill', '7,30,north,1'])
   assert gl.data.read_like(path, table).targets.tolist() == [1]
+
+
+def test_gaps_and_headings_are_those_of_the_schema(tmp_path):
+  """A text that stands for a missing value is none of the column's numbers, in the user's own rows as in the known."""
+  schema = {'gaps': ['-9'], 'names': ['age', 'town', 'ill']}
+  lines = [*ROWS[1:], *(f'-9,north,{i % 2}' for i in range(8))]
+  known = gl.data.load(f'table:{written(tmp_path / "known.csv", lines)}', 'train', schema=schema)
+  found, gap = (
+    gl.data.read_like(written(tmp_path / 'own.csv', [f'{age},south,1']), known, schema) for age in ('-9', '')
+  )
+  np.testing.assert_array_equal(found.samples, gap.samples)
+  assert found.targets.tolist() == [1]
 
 
 def test_texts_are_tokens_of_the_dataset(tmp_path):
