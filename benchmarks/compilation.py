@@ -12,7 +12,7 @@ from gradleak.engine.groups import Layout
 
 OPTIONS = {
   "XLA's defaults": {},
-  'gradleak': groups.CPU_OPTIONS,
+  'gradleak': groups.OPTIONS['cpu'],
   'the least': {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True},
 }
 COLUMNS = [
@@ -33,12 +33,12 @@ def main(options: harness.Options) -> None:
 @contextmanager
 def compiler_options(given: dict) -> Iterator[None]:
   """Compiles what runs over lanes with these options of XLA inside the block."""
-  usual = groups.CPU_OPTIONS
-  groups.CPU_OPTIONS = given
+  usual = groups.OPTIONS
+  groups.OPTIONS = {**usual, 'cpu': given}
   try:
     yield
   finally:
-    groups.CPU_OPTIONS = usual
+    groups.OPTIONS = usual
 
 
 def _run(options: harness.Options, model: str, data: setting.Dataset, given: dict) -> dict[str, float]:

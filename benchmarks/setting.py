@@ -85,7 +85,7 @@ def make(
     steps: its number of steps, unless the text sets it; None for the published one.
     dataset: the images, as `load` returns them.
     trials: number of trials.
-    formulation: of convolutions; None for the backend's default.
+    formulation: of convolutions; None for the default.
     init: of the model's weights.
     batch_norm: 'train' or 'eval'.
 

@@ -58,7 +58,7 @@ def versions() -> str:
 
 def _variants(make, ours, compared, names, group) -> Iterator[Variant]:
   """Yields the variants of these names; `make` is (trials, formulation=…) -> Setting, `ours` the batched one."""
-  devices, fast = jax.local_devices(), convolution.default_formulation()
+  devices, fast = jax.local_devices(), 'hybrid'
 
   def batched(name, of):
     given = setting.measured(of, of.trials, group_size=group, devices=devices, compared=compared)

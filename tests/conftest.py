@@ -14,6 +14,7 @@ import threading
 import time
 import types
 
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # also where there is a GPU; on it: JAX_PLATFORMS=cuda
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')  # before NumPy: threads that wait take as long as what they wait for
 gc.set_threshold(50_000, 20, 20)  # imports and traced programs are many objects, few of them garbage
 

@@ -7,11 +7,12 @@ import gradleak as gl
 from gradleak.engine import ahead
 
 LEAST = 'jax_persistent_cache_min_compile_time_secs'
+PRECISION = 'jax_default_matmul_precision'
 
 
 @pytest.fixture
 def configuration():
-  names = ('jax_compilation_cache_dir', 'jax_enable_x64', LEAST)
+  names = ('jax_compilation_cache_dir', 'jax_enable_x64', LEAST, PRECISION)
   before = {name: jax.config.values[name] for name in names}
   yield lambda: [jax.config.values[name] for name in names[:2]]
   for name, value in before.items():
@@ -38,6 +39,14 @@ def test_small_programs_are_kept_unless_a_user_says_otherwise(
   jax.config.update(LEAST, before)
   gl.configure(cache=folder and str(tmp_path / folder))
   assert jax.config.values[LEAST] == after
+
+
+@pytest.mark.parametrize(('before', 'after'), [(None, 'highest'), ('tensorfloat32', 'tensorfloat32')])
+def test_products_have_the_digits_of_float32_unless_a_user_says_otherwise(configuration, monkeypatch, before, after):
+  monkeypatch.setattr(ahead, 'cores', lambda: len(jax.devices()))
+  jax.config.update(PRECISION, before)
+  gl.configure(cache='')
+  assert jax.config.values[PRECISION] == after
 
 
 def test_it_cannot_come_after_the_first_computation(monkeypatch):

@@ -21,8 +21,13 @@ from gradleak.core.reuse import reusable
 from gradleak.core.trees import Tree
 from gradleak.engine import compiler
 
-# What XLA leaves out for a CPU: half the seconds of a compilation, and steps take as long (docs/PERFORMANCE.md).
-CPU_OPTIONS = {'xla_cpu_use_fusion_emitters': False, 'xla_backend_optimization_level': 1}
+# Options of XLA by platform, docs/PERFORMANCE.md. CPU: what is left out takes half the seconds of a compilation, and steps
+# take as long. GPU: what runs is one graph, loops included, as hundreds of operations take longer to start than to run.
+_GRAPH = 'FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE'
+OPTIONS: dict[str, dict[str, compiler.Value]] = {
+  'cpu': {'xla_cpu_use_fusion_emitters': False, 'xla_backend_optimization_level': 1},
+  'gpu': {'xla_gpu_enable_command_buffer': _GRAPH, 'xla_gpu_graph_min_graph_size': 1},
+}
 
 
 class Layout(NamedTuple):
@@ -198,7 +203,8 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
 
     def group(i: jax.Array) -> Tree:
       members = jax.tree.map(lambda x: x[i], trees)
-      return jax.vmap(lambda *lanes: function(shared, *lanes, *extra))(*members)
+      with jax.default_matmul_precision(compiler.precision()):
+        return jax.vmap(lambda *lanes: function(shared, *lanes, *extra))(*members)
 
     traced, shapes = jax.make_jaxpr(group, return_shape=True)(jnp.int32(0))  # once, and not once more by the loop
     of_group, structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
@@ -230,7 +236,7 @@ def compiled(function: Callable, num_trees: int, devices: tuple, split: int = 0)
     return mapped(counts, shared, *trees, *arguments[num_trees:])
 
   given = jax.config.values['jax_disable_most_optimizations']  # leaves out more, and would be overridden
-  options = compiler.known(**CPU_OPTIONS) if devices[0].platform == 'cpu' and not given else None
+  options = None if given else compiler.known(**OPTIONS.get(devices[0].platform, {}))
   if split:
     return jax.jit(over_images, out_shardings=NamedSharding(_mesh(devices), P()), compiler_options=options)
   return jax.jit(over_lanes, compiler_options=options)

@@ -8,7 +8,7 @@ import jax
 
 from gradleak.core import errors
 from gradleak.core.settings import Range, ranged
-from gradleak.engine import ahead
+from gradleak.engine import ahead, compiler
 
 # Seconds of a compilation from which JAX keeps its program. An audit has many small ones, which add up.
 _LEAST_SECONDS, _JAX_KEEPS = 'jax_persistent_cache_min_compile_time_secs', 1.0
@@ -22,7 +22,8 @@ def configure(
   """Lets JAX use every core and find again what it has compiled; to be called before anything is computed.
 
   Without it JAX has one CPU device, even with many cores. An attack then runs one group of lanes at a time instead of
-  one per core. Where there is a GPU or TPU, its devices are used, and only the cache makes a difference.
+  one per core. Where there is a GPU or TPU, its devices are used. All products then have the digits of float32, unless
+  `jax_default_matmul_precision` is set; without this call, those of attacks and uploads do.
 
   Args:
     cache: folder of JAX's persistent compilation cache, in which every program is kept; `None` or '' for none.
@@ -40,6 +41,7 @@ def configure(
     raise errors.UsageError(
       'JAX has already been used here: call gl.configure() first, before arrays, keys or models are made'
     ) from None
+  jax.config.update('jax_default_matmul_precision', compiler.precision())
   if x64 is not None:
     jax.config.update('jax_enable_x64', x64)
   if cache:

@@ -55,9 +55,8 @@ def _convolution(
     stride = (1,) * sides
   square = sides == 2 and len({*weight.shape[2:]}) == len({*stride}) == len({*pads}) == 1 and pads[0][0] == pads[0][1]
   if square and groups == 1 and set(dilation) == {1} and pads[0][0] >= 0:
-    formulation = convolution.FORMULATIONS[convolution.default_formulation()]
     kernel = weight.transpose(0, 3, 2, 1).reshape(len(weight), -1)
-    found = formulation(images, kernel, weight.shape[2], stride[0], pads[0][0])
+    found = convolution.hybrid(images, kernel, weight.shape[2], stride[0], pads[0][0])
   else:
     found = convolution.general(images, weight, stride, pads, dilation, groups)
   return Last(found if bias is None else found + bias.reshape((1,) * (found.ndim - 1) + bias.shape))

@@ -42,7 +42,7 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
   def build(num_classes: int, init: str = 'explicit', conv: str | None = None, **settings: Any) -> Model:
     num_classes = int(errors.check_number('num_classes', num_classes, low=1, integer=True))
     layers.initialiser(init)
-    conv = convolution.default_formulation() if conv is None else conv
+    conv = 'hybrid' if conv is None else conv
     errors.check_choice('convolution formulation', conv, convolution.FORMULATIONS)
     settings = methods.checked(factory, settings, 'model')
     model = make(num_classes, init, conv, **settings)  # type: ignore[arg-type]

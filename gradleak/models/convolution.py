@@ -1,9 +1,9 @@
 """Convolution in three formulations: the same function of the same parameters, at different speed.
 
 Gradient matching differentiates weight gradients, which differ between trials. Under `vmap`, the weight gradients of a
-native convolution become grouped convolutions. On CPU, XLA runs these up to two orders of magnitude slower than the
-matrix products of `patches`. With weights shared by all trials, a native convolution avoids the copies of `patches`;
-`hybrid` uses the faster one for each operation.
+native convolution become grouped convolutions. On CPU and GPU, XLA runs these up to two orders of magnitude slower than
+the matrix products of `patches`. With weights shared by all trials, a native convolution avoids the copies of `patches`;
+`hybrid`, the default, uses the faster one for each operation.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def general(
 ) -> jax.Array:
   """Convolves over any number of sides, with strides, pads and dilations of each, in groups of channels.
 
-  On CPU as `patches` does, elsewhere by XLA's own operation.
+  As `patches` does.
 
   Args:
     images: [N, …, C].
@@ -88,16 +88,9 @@ def general(
   Returns:
     [N, …, features].
   """
-  sides = range(1, images.ndim - 1)
-  if default_formulation() == 'native':
-    order = (images.ndim - 1, *sides)
-    numbers = jax.lax.ConvDimensionNumbers((0, *order), tuple(range(kernel.ndim)), (0, *order))
-    return jax.lax.conv_general_dilated(
-      images, kernel, strides, pads, None, dilations, numbers, feature_group_count=groups
-    )
   images = jax.lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
   seen = images.reshape(*images.shape[:-1], groups, -1)
-  for side, size, stride, dilation in zip(sides, kernel.shape[2:], strides, dilations, strict=True):
+  for side, size, stride, dilation in zip(range(1, images.ndim - 1), kernel.shape[2:], strides, dilations, strict=True):
     count = (seen.shape[side] - dilation * (size - 1) - 1) // stride + 1
     spans = [slice(i * dilation, i * dilation + stride * (count - 1) + 1, stride) for i in range(size)]
     seen = jnp.concatenate([seen[(slice(None),) * side + (span,)] for span in spans], axis=-1)
@@ -132,7 +125,7 @@ def fast(
   precision: Any = None,
   **others: Any,
 ) -> jax.Array:
-  """Convolves as `jax.lax.conv_general_dilated` does, in the formulation that is fast on this backend.
+  """Convolves as `jax.lax.conv_general_dilated` does, in the formulation that is fast here.
 
   It takes the place of that function in Flax's `Conv`: images [N, …, C], kernel […, C / groups, features]. What Flax
   does not ask for by default (dilated images, a precision) is left to XLA's own operation.
@@ -141,7 +134,7 @@ def fast(
   given = (tuple(one or (1,) * sides) for one in (lhs_dilation, rhs_dilation))
   dilation, strides = (next(given), next(given)), tuple(strides)
   asked = precision is not None or any(one is not None for one in others.values())
-  if _plain.get() or default_formulation() == 'native' or max(dilation[0]) > 1 or asked or sides < 1:
+  if _plain.get() or max(dilation[0]) > 1 or asked or sides < 1:
     return jax.lax.conv_general_dilated(
       images, kernel, strides, padding, *dilation, dimension_numbers, feature_group_count, 1, precision, **others
     )
@@ -163,11 +156,6 @@ def fast(
 
 
 FORMULATIONS: dict[str, Callable[..., jax.Array]] = {'native': native, 'patches': patches, 'hybrid': hybrid}
-
-
-def default_formulation() -> str:
-  """Returns the formulation that is fast for per-trial weight gradients on the default backend."""
-  return 'hybrid' if jax.default_backend() == 'cpu' else 'native'
 
 
 def _native(

@@ -75,7 +75,7 @@ class Conv(nn.Module):
   initial: str
   stride: int = 1
   padding: int = 0
-  formulation: str = 'patches'
+  formulation: str = 'hybrid'
   bias: bool = True
 
   @nn.compact

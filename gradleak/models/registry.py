@@ -54,7 +54,7 @@ def create(
     spec: a name of `REGISTRY` with settings in parentheses, then any `WRAPPERS` of it; or a parsed `Spec`.
     num_classes: number of logits.
     init: 'explicit' or 'default', see `gradleak.models.layers.initialiser`; wrappers have their own.
-    conv: a name of `convolution.FORMULATIONS`; None takes the backend's faster one. It affects speed only.
+    conv: a name of `convolution.FORMULATIONS`; None takes the faster one. It affects speed only.
 
     columns: entries of each column of a table, for a network that takes them and is not given any.
     known: settings that the data tell, such as the vocabulary of texts, for a network that takes them and is not given

@@ -34,8 +34,7 @@ class Denoiser(nn.Module):
     """Returns images [N, H, W, C] of noisy ones and the standard deviation of their noise, [N]."""
 
     def conv(features: int, x: jax.Array) -> jax.Array:
-      form = convolution.default_formulation()
-      return layers.Conv(features, 3, 'default', 1, 1, form)(x)
+      return layers.Conv(features, 3, 'default', 1, 1)(x)
 
     height, wide = noisy.shape[1:3]
     told = jnp.broadcast_to(jnp.log(level).reshape(-1, 1, 1, 1), (*noisy.shape[:3], 1))

@@ -26,8 +26,7 @@ _SLOPE = 0.2  # of the leaky ReLU
 
 def _conv(features: int, size: int = 3, stride: int = 1) -> layers.Conv:
   padding = size // 2 if stride == 1 else 1
-  form = convolution.default_formulation()
-  return layers.Conv(features, size, 'default', stride, padding, form)
+  return layers.Conv(features, size, 'default', stride, padding)
 
 
 class Generator(nn.Module):

@@ -55,9 +55,7 @@ class Network(nn.Module):
   @nn.compact
   def __call__(self, latents: jax.Array) -> jax.Array:
     """Returns images in [0, 1] of latents [N, 128]."""
-    convolve = functools.partial(
-      layers.Conv, size=3, initial='default', padding=1, formulation=convolution.default_formulation()
-    )
+    convolve = functools.partial(layers.Conv, size=3, initial='default', padding=1)
     rows, columns = self.grid
     x = layers.Dense(rows * columns * self.width, 'default')(latents).reshape(-1, rows, columns, self.width)
     for _ in range(self.doublings):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from gradleak.engine import compiler, groups
 
@@ -13,8 +14,22 @@ def test_an_option_that_this_xla_does_not_know_is_left_out():
   assert compiler.known(xla_no_such_option=True) is None
 
 
+@pytest.mark.parametrize('platform', groups.OPTIONS)
+def test_this_xla_knows_the_options_of_each_platform(platform):
+  assert compiler.known(**groups.OPTIONS[platform]) == groups.OPTIONS[platform]
+
+
+@pytest.mark.parametrize(('set_', 'precision'), [(None, 'HIGHEST'), ('tensorfloat32', 'HIGH')])
+def test_products_of_lanes_have_the_digits_of_float32_unless_a_user_says_otherwise(set_, precision):
+  placement = groups.place(np.arange(2), groups.Layout(2, jax.devices()))
+  lanes = placement.pad(jnp.ones([2, 3]))
+  with jax.default_matmul_precision(set_):
+    text = placement.lowered(lambda shared, lane: shared @ lane, jnp.ones([4, 3]), lanes).as_text()
+  assert f'precision = [{precision}, {precision}]' in text
+
+
 def test_lanes_run_on_an_xla_that_does_not_know_an_option(monkeypatch):
-  monkeypatch.setattr(groups, 'CPU_OPTIONS', {**groups.CPU_OPTIONS, 'xla_gone_in_a_later_version': False})
+  monkeypatch.setitem(groups.OPTIONS, 'cpu', {**groups.OPTIONS['cpu'], 'xla_gone_in_a_later_version': False})
   placement = groups.place(jnp.arange(3), groups.Layout(2, jax.devices()[:1]))
   lanes = placement.pad(jnp.arange(3.0))
   doubled = placement.unpad(placement.call(lambda shared, lane: shared * lane, jnp.float32(2), lanes))
