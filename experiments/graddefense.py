@@ -165,7 +165,7 @@ def _table_3a():
     'graddefense_3a',
     'Table III [A]: slices of equal sensitivity against slices of equal size',
     'At the same perturbation ratio, slices that share the leakage risk evenly protect better.',
-    {dataset: _gia(dataset, defenses, mini={'trials': 32}) for dataset in figures},
+    {dataset: _gia(dataset, defenses, mini={'trials': 8}) for dataset in figures},
     cells,
   )
 
@@ -443,7 +443,7 @@ def _table_3e_accuracy():
 EXPERIMENTS = (
   _table_1(),
   _table_2('A', _dga, 0.2, 0.8, 0.6, TABLE_2A, 'deep gradient attack', trials=48),
-  _table_2('B', _gia, 0.3, 0.9, 0.8, TABLE_2B, 'gradient inverting attack', trials=32),
+  _table_2('B', _gia, 0.3, 0.9, 0.8, TABLE_2B, 'gradient inverting attack', trials=12),
   _attack_readings(),
   _table_3a(),
   _table_3b(),

@@ -59,7 +59,7 @@ SCENARIOS = {
 }  # fmt: skip
 ATTACKS = {'DLG': 'dga(steps=3000)', 'csDLG': 'csdlg_lbfgs(steps=3000)'}
 # Two cores: (trials, restarts, controls, steps).
-MINI = {1: (16, 4, 8, 1500), 2: (16, 3, 4, 1000), 3: (16, 3, 4, 1500), 4: (1, 2, 1, 500)}
+MINI = {1: (8, 4, 8, 1500), 2: (4, 3, 4, 1000), 3: (4, 3, 4, 1500), 4: (1, 2, 1, 500)}
 
 
 def _scenario(index):
