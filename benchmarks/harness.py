@@ -63,7 +63,7 @@ class Options:
   group_size: int | None = setting(
     None, 'speed, scaling, roofline: trials per micro-group; by default, as audits.', **_COUNT
   )
-  group_sizes: str = setting('64,256,1024', 'gpu: trials per micro-group to try.')
+  group_sizes: str = setting('512', 'gpu: trials per micro-group to try.')
   steps: int = setting(
     200, 'Steps of each run, the same for every variant; schedule: as published.', low=2, high=10**6, integer=True
   )

@@ -9,19 +9,12 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent import futures
 from typing import Any
 
-import jax
-
 MOST = 8  # compilations at a time; each takes memory
 
 
 def cores() -> int:
   """Returns how many cores this process may use: fewer than the machine has, where a scheduler or taskset says so."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
-def helps() -> bool:
-  """Returns whether several programs can be compiled at a time: on other devices XLA tries kernels out, one by one."""
-  return cores() > 1 and jax.default_backend() == 'cpu'
 
 
 class Ahead:
@@ -43,7 +36,7 @@ class Ahead:
     def compiling() -> list[futures.Future]:
       return [self._compiling.submit(one.compile) for one in lowered()]
 
-    if name not in self._started and helps():
+    if name not in self._started and cores() > 1:
       self._started[name] = self._tracing.submit(compiling)
 
   def wait(self, name: Hashable) -> None:

@@ -1,9 +1,8 @@
-"""What programs are compiled with: options of XLA, which come and go with its versions, and the precision of products."""
+"""What programs are compiled with: options of XLA, which come and go with its versions, and the precision."""
 
 import functools
 
 import jax
-
 
 Value = bool | int | str
 

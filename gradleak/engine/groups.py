@@ -21,8 +21,8 @@ from gradleak.core.reuse import reusable
 from gradleak.core.trees import Tree
 from gradleak.engine import compiler
 
-# Options of XLA by platform, docs/PERFORMANCE.md. CPU: what is left out takes half the seconds of a compilation, and steps
-# take as long. GPU: what runs is one graph, loops included, as hundreds of operations take longer to start than to run.
+# Options of XLA by platform (docs/PERFORMANCE.md). CPU: what is left out takes half the seconds of a compilation, and
+# steps take as long. GPU: a program is one graph, loops included; its operations take longer to start than to run.
 _GRAPH = 'FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE'
 OPTIONS: dict[str, dict[str, compiler.Value]] = {
   'cpu': {'xla_cpu_use_fusion_emitters': False, 'xla_backend_optimization_level': 1},

@@ -2,8 +2,8 @@
 
 Gradient matching differentiates weight gradients, which differ between trials. Under `vmap`, the weight gradients of a
 native convolution become grouped convolutions. On CPU and GPU, XLA runs these up to two orders of magnitude slower than
-the matrix products of `patches`. With weights shared by all trials, a native convolution avoids the copies of `patches`;
-`hybrid`, the default, uses the faster one for each operation.
+the matrix products of `patches`. With weights shared by all trials, a native convolution avoids the copies of
+`patches`; `hybrid`, the default, uses the faster one for each operation.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
-from gradleak.models import convolution, layers
+from gradleak.models import layers
 
 LEVELS = (0.02, 0.6)  # least and largest standard deviation of the noise
 

@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
-from gradleak.models import convolution, layers
+from gradleak.models import layers
 from gradleak.priors.base import Change, unchanged
 
 LATENT = 64  # numbers that an image is made of

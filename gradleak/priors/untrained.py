@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from gradleak.core import errors
 from gradleak.core.trees import Tree
-from gradleak.models import convolution, layers
+from gradleak.models import layers
 from gradleak.priors.base import Generator
 
 LATENT = 128  # numbers of which an image is made
