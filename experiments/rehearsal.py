@@ -181,7 +181,7 @@ def rehearsed(ledger: Ledger) -> Iterator[None]:
     (jax, 'jit', jit),
     (data, 'load', load),
     (data, 'gallery', gallery),
-    (ahead, 'helps', lambda: False),
+    (ahead, 'cores', lambda: 1),
     (driver, 'default_group_size', lambda variables, samples: 1),
     (planning, '_trace', lambda group, attack: None),
   ]

@@ -173,7 +173,7 @@ def _engine(given: Flags, workdir: str | None) -> Iterator[tuple['Engine', tuple
 def _command(given: Flags, name: str, mark: tuple[str, str], program: str, *flags_: str) -> 'Command':
   from gradleak.engine import cluster
 
-  return cluster.command(name, (program, *flags_), mark, given.retries)
+  return cluster.command(name, (program, *flags_), mark, given.retries, given.gpus)
 
 
 def _check(name: str, ended: Any) -> None:

@@ -83,7 +83,7 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     'ray://host:port, or slurm (an array job).',
   ),
   'cores': ('integer', None, 'CPU cores of each process; all by default, with --cluster 8 or what there is for each.'),
-  'gpus': ('integer', None, 'cluster: GPUs of each process; by default one where the cluster has any.'),
+  'gpus': ('float', None, 'cluster: GPUs of each process, or the part of one; by default one where there is any.'),
   'retries': ('integer', 8, 'cluster: how often a process whose machine was lost is started again.'),
   'slurm': ('string', '', 'cluster=slurm: options of sbatch, such as partition=gpu,time=480.'),
   'compilation_cache': (

@@ -152,7 +152,7 @@ RANGES = {
     'fraction': FRACTION, 'epsilon': POSITIVE, 'noise_var': POSITIVE, 'gamma': POSITIVE, 'tau': WEIGHT,
   },
   'engine.cluster.connected': {
-    'processes': 'int? [1, inf)', 'cores': 'int? [1, inf)', 'gpus': 'int? [0, inf)', 'retries': NATURAL,
+    'processes': 'int? [1, inf)', 'cores': 'int? [1, inf)', 'gpus': 'float? [0, inf)', 'retries': NATURAL,
   },
   'engine.startup.configure': {'cores': 'int? [1, inf)'},
   'federated.accounting.Ledger': {'server_noise': WEIGHT, 'budget': 'float? [1e-12, inf)', **SAMPLED},

@@ -48,6 +48,7 @@ class Command(NamedTuple):
     versions: name of a package -> the version that the machine must have.
     variables: environment variables that it must not have, where a scheduler sets them.
     again: how often it is started again where it is killed.
+    memory: the part of a GPU's memory that it may take; '' leaves it to JAX.
   """
 
   name: str
@@ -57,6 +58,7 @@ class Command(NamedTuple):
   versions: Mapping[str, str | None]
   variables: tuple[str, ...]
   again: int
+  memory: str = ''
 
 
 class Ended(NamedTuple):
@@ -89,10 +91,13 @@ class Engine(Protocol):
     """
 
 
-def command(name: str, arguments: Sequence[str], mark: tuple[str, str], again: int) -> Command:
+def command(
+  name: str, arguments: Sequence[str], mark: tuple[str, str], again: int, gpus: float | None = None
+) -> Command:
   """Returns the `Command` that runs as this process would: in its folder, and with its versions."""
+  memory = f'{0.9 * gpus:.2g}' if gpus and gpus < 1 else ''  # a tenth is kept for what is not JAX's
   variables = tuple(name for name in ('OMP_NUM_THREADS',) if name not in os.environ)  # Ray sets it; sums depend on it
-  return Command(name, tuple(arguments), os.getcwd(), mark, _installed(), variables, again)
+  return Command(name, tuple(arguments), os.getcwd(), mark, _installed(), variables, again, memory)
 
 
 @ranged
@@ -102,7 +107,7 @@ def connected(
   *,
   processes: Annotated[int | None, Range(1)] = None,
   cores: Annotated[int | None, Range(1)] = None,
-  gpus: Annotated[int | None, Range(0)] = None,
+  gpus: Annotated[float | None, Range(0, finite=True)] = None,
   retries: Annotated[int, Range(0)] = 8,
   options: str = '',
   logs: Any = 'slurm',
@@ -114,7 +119,7 @@ def connected(
       or 'slurm'.
     processes: how many are to run, if that is known; on one machine they share its cores.
     cores: of each process; None takes 8, or what there is for each.
-    gpus: of each process; None takes one where the cluster has any.
+    gpus: of each process, or the part of one, such as 0.25; None takes one where the cluster has any.
     retries: how often a process that was lost, or ran out of time, is started again.
     options: of sbatch, such as 'partition=gpu,time=480'.
     logs: a folder that all machines of Slurm see, for its files.
@@ -122,8 +127,11 @@ def connected(
   Raises:
     UsageError: for a place that cannot be reached, or a library that is not installed.
   """
+  if gpus is not None and gpus % 1 and (gpus > 1 or where == 'slurm'):
+    part = '' if where == 'slurm' else ', or a part of one'
+    raise errors.UsageError(f'gpus is {gpus:g}, expected a whole number of GPUs{part}')
   if where == 'slurm':
-    made: contextlib.AbstractContextManager[Engine] = _slurm(cores or CORES, gpus or 0, retries, options, logs)
+    made: contextlib.AbstractContextManager[Engine] = _slurm(cores or CORES, int(gpus or 0), retries, options, logs)
   elif where in ('local', 'ray') or re.fullmatch(r'ray://\S+', where):
     if options:
       raise errors.UsageError(f'the options {options!r} are for sbatch, and {where} is not Slurm')
@@ -157,6 +165,8 @@ def executed(command: Command) -> Ended:
 
 def _process(command: Command) -> Ended:
   environment = {name: value for name, value in os.environ.items() if name not in command.variables}
+  if command.memory:
+    environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', command.memory)
   begin, last = [sys.executable, '-c', _BEGIN, *command.arguments], ''
   given: dict[str, Any] = {'cwd': command.place, 'env': environment, 'encoding': 'utf-8', 'errors': 'replace'}
   with (
@@ -218,7 +228,7 @@ def _library(name: str, where: str) -> Any:
 
 
 @contextlib.contextmanager
-def _ray(where: str, processes: int | None, cores: int | None, gpus: int | None, retries: int) -> Iterator['_Ray']:
+def _ray(where: str, processes: int | None, cores: int | None, gpus: float | None, retries: int) -> Iterator['_Ray']:
   for name in _OFF:
     os.environ.setdefault(name, '0')
   ray, handler = _library('ray', where), signal.getsignal(signal.SIGTERM)
@@ -247,7 +257,7 @@ class _Ray:
     machines: Sequence[Mapping[str, float]],
     processes: int | None,
     cores: int | None,
-    gpus: int | None,
+    gpus: float | None,
     retries: int,
   ) -> None:
     self._ray, self._retries = ray, retries
@@ -257,10 +267,11 @@ class _Ray:
     if not able and where == 'local':
       raise errors.UsageError(f'this machine has {machines[0]}, too little for {cores or 1} cores, {self._gpus} GPUs')
     beside = processes if where == 'local' else None
-    numbers = [cards // self._gpus if self._gpus else beside or -(-held // CORES) for held, cards in able]
+    on_cards = [int(cards / self._gpus + 1e-6) if self._gpus else 0 for _, cards in able]
+    numbers = [number or beside or -(-held // CORES) for number, (held, _) in zip(on_cards, able, strict=True)]
     each = [max(1, held // number) for (held, _), number in zip(able, numbers, strict=True)]
     self.cores = cores or min(each, default=CORES)
-    places = [min(held // self.cores, cards // self._gpus if self._gpus else held) for held, cards in able]
+    places = [min(held // self.cores, number or held) for number, (held, _) in zip(on_cards, able, strict=True)]
     self.places = sum(places) or None
 
   def run(self, commands: Sequence[Command], seconds: float | None = None) -> Iterator[tuple[int, Ended]]:

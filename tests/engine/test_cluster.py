@@ -164,6 +164,8 @@ def ray(machines, where='ray', processes=None, cores=None, gpus=None):
     ([{'CPU': 16.0, 'GPU': 4.0}], {'where': 'local'}, 4, 4),
     ([{'CPU': 16.0, 'GPU': 4.0}], {'where': 'local', 'gpus': 2}, 8, 2),
     ([{'CPU': 16.0, 'GPU': 4.0}], {'where': 'local', 'gpus': 0}, 8, 2),
+    ([{'CPU': 16.0, 'GPU': 1.0}], {'where': 'local', 'gpus': 0.25}, 4, 4),
+    ([{'CPU': 40.0, 'GPU': 1.0}, {'CPU': 16.0}], {'gpus': 0.1}, 4, 10),  # 1 // 0.1 is 9
     ([{'memory': 1.0}, {'CPU': 32.0, 'GPU': 8.0}, {'CPU': 16.0, 'GPU': 2.0}], {}, 4, 10),
     ([{'memory': 1.0}, {'CPU': 32.0, 'GPU': 8.0}, {'CPU': 8.0}], {}, 4, 8),
     ([{'CPU': 32.0}, {'CPU': 16.0}], {'cores': 16}, 16, 3),
@@ -173,6 +175,22 @@ def ray(machines, where='ray', processes=None, cores=None, gpus=None):
 def test_processes_share_the_cores_and_gpus_of_machines(machines, given, cores, places):
   made = ray(machines, **given)
   assert (made.cores, made.places) == (cores, places)
+
+
+@pytest.mark.parametrize(('gpus', 'part'), [(0.25, '0.23'), (0.1, '0.09'), (1, ''), (2, ''), (None, '')])
+def test_a_process_with_a_part_of_a_gpu_takes_that_part_of_its_memory(made, gpus, part, monkeypatch, tmp_path):
+  script = 'import os; print(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))'
+  command = made(script)._replace(memory=cluster.command('', [], ('', ''), 0, gpus).memory)
+  assert cluster.executed(command).out == f'{part}\n'
+  monkeypatch.setenv('XLA_PYTHON_CLIENT_MEM_FRACTION', '0.5')  # a user's own
+  assert cluster.executed(command).out == '0.5\n'
+
+
+@pytest.mark.parametrize(('where', 'gpus'), [('slurm', 0.5), ('local', 1.5), ('ray', 2.25)])
+def test_parts_of_gpus_that_no_scheduler_has_are_refused(where, gpus):
+  message = f'gpus is {gpus}, expected a whole number of GPUs'
+  with pytest.raises(errors.UsageError, match=message), cluster.connected(where, gpus=gpus):
+    pass
 
 
 def test_a_machine_that_is_too_small_is_refused():
