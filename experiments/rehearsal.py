@@ -225,13 +225,10 @@ def load(
   if limit is not None and limit > held:
     raise errors.UsageError(f'{name} has {held} images in {split}, and {limit} are needed')
   count, side = limit or held, image_size or known.side
-  drawn = np.random.default_rng(len(split)).random(
-    (min(count, NOISE), side, side, channels or known.channels), np.float32
-  )
+  samples = np.zeros((count, side, side, channels or known.channels), np.float32)  # what is not written takes no memory
+  samples[:NOISE] = np.random.default_rng(len(split)).random(samples[:NOISE].shape, np.float32)
   names = tuple(map(str, range(known.classes)))
-  return Dataset(
-    name, split, np.resize(drawn, (count, *drawn.shape[1:])), np.arange(count, dtype=np.int32) % known.classes, names
-  )
+  return Dataset(name, split, samples, np.arange(count, dtype=np.int32) % known.classes, names)
 
 
 def gallery(name: str, split: str = 'test', **options: Any) -> Candidates:

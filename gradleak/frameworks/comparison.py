@@ -20,7 +20,7 @@ from gradleak.models import Model
 
 AGREES = 1e-3  # relative difference of two updates up to which they are of the same training
 REPEATS = 1e-6  # and of two calls of a client that draws nothing
-_ROUNDING, _TRIED = 1e-6, 4  # relative change of pixels that stands for rounding, and how often it is drawn
+_TRIED = 4  # how often a change that stands for rounding is drawn
 _SPREAD, _MOST = 3.0, 0.1  # times what they do to a tensor, and relative difference: what rounding explains at most
 _WHITE = 3.0  # ratio of the largest to the least deviation of noise that is the same in all parts of all tensors
 _FEW = 64  # entries of a part whose deviation says nothing
@@ -37,6 +37,21 @@ _NORMALISED = {
 }
 
 Fit = Callable[[np.ndarray, np.ndarray], Tree]
+Sent = Callable[[Mapping], Fit]  # what a client that is sent these variables computes
+
+
+class Rounding(NamedTuple):
+  """A precision of products: the deviation of relative changes of pixels and weights that stand for it, its name."""
+
+  change: float
+  name: str
+
+
+ROUNDINGS = (
+  Rounding(1e-6, 'rounding'),
+  Rounding(2**-12, "rounding to 11 bits (TF32, PyTorch's default of convolutions on a GPU, or float16)"),
+  Rounding(2**-9, 'rounding to 8 bits (bfloat16)'),
+)
 
 
 class Explanation(NamedTuple):
@@ -113,15 +128,15 @@ def compare(
   if defense is not None and defense.stages:
     return _defended(simulate, settings, defense, pair, (samples, targets), repeat, noise)
   difference = _apart(pair[0], simulate(settings, samples, targets))
-  rounded = _rounded(functools.partial(simulate, settings), pair[0], samples, targets)
+  sent = _sent(_simulated, model, num_classes, settings)
+  rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
   drawn = _said(draws, noise, repeat)
   # Two draws of the same noise differ by √2 times what one differs from its mean by.
   expected = (1 + _LOUD) * repeat / np.sqrt(2) if draws == 'noise' else AGREES
   if difference <= expected or rounded:
-    words = f'The simulated client agrees: its update differs from that of the client by {difference:.1e} of the norm'
-    why = ', which the noise explains' if draws == 'noise' else ', which rounding explains' if rounded else ''
-    return made(True, (), (f'{words}{why}.', *drawn))
+    why = 'the noise' if draws == 'noise' else ROUNDINGS[0].name if rounded else ''
+    return made(True, (), (_agreed(difference, why), *drawn))
   if draws in ('samples', 'noise'):
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
@@ -131,15 +146,26 @@ def compare(
     judged = samples[:1], targets[:1]
     target = fit(*judged)
     apart = _apart(target, simulate(settings, *judged))
-    if apart <= AGREES or _rounded(functools.partial(simulate, settings), target, *judged):
+    if apart <= AGREES or _rounded(sent, variables, target, *judged):
       words = f'On one sample the simulated client agrees; on all, they differ by {difference:.1e} of the norm.'
       return made(True, (), (words, *drawn))
-  found = _explained(functools.partial(_quick, model, variables, num_classes), settings, model, target, *judged)
+  quick = functools.partial(_sent, _quick, model, num_classes)
+  found, rounding = _explained(quick, variables, settings, model, target, *judged), ROUNDINGS[0]
+  for coarse in () if found else ROUNDINGS[1:]:
+    if _rounded(sent, variables, target, *judged, coarse):
+      return made(True, (), (_agreed(difference, coarse.name), *drawn))
+  for coarse in ROUNDINGS[1:]:
+    if not found:
+      found, rounding = _explained(quick, variables, settings, model, target, *judged, coarse), coarse
   if found and len(samples) > 1 and set(found[0].changes) == {'learning_rate'}:
     norm = _norm(target)
     if abs(_norm(fit(samples[-1:], targets[-1:])) - norm) < AGREES * norm:  # as of other samples
       found = [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {}), *found]
-  return made(False, tuple(found), (_told(difference, found), *drawn))
+  return made(False, tuple(found), (_told(difference, found, rounding), *drawn))
+
+
+def _sent(how: Callable[..., Tree], model: Model, num_classes: int, settings: ClientSettings) -> Sent:
+  return lambda variables: functools.partial(how, model, variables, num_classes, settings)
 
 
 def _simulated(
@@ -231,39 +257,57 @@ def _white(first: Tree, second: Tree) -> float:
 
 
 def _explained(
-  simulate: Callable[..., Tree], settings: ClientSettings, model: Model, target: Tree, samples: np.ndarray, targets: Any
+  simulate: Callable[[ClientSettings], Sent],
+  variables: Mapping,
+  settings: ClientSettings,
+  model: Model,
+  target: Tree,
+  samples: np.ndarray,
+  targets: Any,
+  rounding: Rounding = ROUNDINGS[0],
 ) -> list[Explanation]:
-  """Returns the changes under which the simulated update is the target.
+  """Returns the changes under which the simulated update is the target, up to rounding.
 
-  The search ends at the first kind that has some. Each change is tried as it is, and with the rate that fits best.
+  The search ends at the first kind that has some. Where rounding is coarse, several kinds have some, of which those that
+  change the fewest settings are returned. Each change is tried as it is, and with the rate that fits best.
   """
+  found: list[Explanation] = []
   for kind in _kinds(settings, len(samples), model):
-    found = []
     for words, changes, changed in kind:
       with contextlib.suppress(errors.UsageError):  # a change that does not go with the other settings
         given = dataclasses.replace(settings, **changes)
-        one = _fitting(simulate, given, target, changed(samples), targets)
+        one = _fitting(simulate, variables, given, target, changed(samples), targets, rounding)
         if one is not None:
           rate, apart = one
           if rate != settings.rate or not words:
             changes = {**changes, 'learning_rate': rate}
             words = ' and '.join(filter(None, [words, f'learning_rate={rate:g}']))
           found.append(Explanation(words, apart, changes))
-    if found:
-      return sorted(found, key=lambda one: float(f'{one.difference:.1g}'))  # of equal ones, the likeliest first
-  return []
+    if found and rounding == ROUNDINGS[0]:
+      break
+  found.sort(key=lambda one: float(f'{one.difference:.1g}'))  # of equal ones, the likeliest first
+  if rounding == ROUNDINGS[0]:
+    return found
+  numbers = [len(one.changes) + one.words.startswith('a normalisation') for one in found]
+  return [one for one, number in zip(found, numbers, strict=True) if number == min(numbers)]
 
 
 def _fitting(
-  simulate: Callable[..., Tree], settings: ClientSettings, target: Tree, samples: np.ndarray, targets: Any
+  simulate: Callable[[ClientSettings], Sent],
+  variables: Mapping,
+  settings: ClientSettings,
+  target: Tree,
+  samples: np.ndarray,
+  targets: Any,
+  rounding: Rounding,
 ) -> tuple[float, float] | None:
   """Returns (learning rate, difference) at which the simulated update is the target; None if it is at no rate."""
 
-  def at(rate: float) -> Callable[..., Tree]:
-    return functools.partial(simulate, dataclasses.replace(settings, learning_rate=rate))
+  def at(rate: float) -> Sent:
+    return simulate(dataclasses.replace(settings, learning_rate=rate))
 
   def apart(rate: float) -> tuple[float, float]:
-    mine = at(rate)(samples, targets)
+    mine = at(rate)(variables)(samples, targets)
     return _apart(target, mine), _norm(target) / max(_norm(mine), 1e-30)
 
   rate = settings.rate
@@ -272,7 +316,7 @@ def _fitting(
   least = np.inf
   for _ in range(_REFINED):
     found, factor = apart(rate)
-    if found <= AGREES or _rounded(at(rate), target, samples, targets):
+    if found <= AGREES or _rounded(at(rate), variables, target, samples, targets, rounding):
       short = float(f'{rate:.2g}')  # what people type
       return min((apart(one)[0], one) for one in {short, rate})[::-1]
     if found >= least:
@@ -281,17 +325,30 @@ def _fitting(
   return None
 
 
-def _rounded(simulate: Callable[..., Tree], target: Tree, samples: np.ndarray, targets: Any) -> bool:
+def _rounded(
+  simulate: Sent,
+  variables: Mapping,
+  target: Tree,
+  samples: np.ndarray,
+  targets: Any,
+  rounding: Rounding = ROUNDINGS[0],
+) -> bool:
   """Returns whether rounding explains, tensor by tensor, how a simulated update differs from the target.
 
   Adam takes steps of one size, also along entries whose gradient is nothing but rounding, such as those of a bias in
-  front of BatchNorm. So what changes of the pixels by rounding do to a simulated tensor is taken for the tolerance.
+  front of BatchNorm. So what changes of pixels and weights by rounding do to a simulated tensor is taken for the
+  tolerance.
   """
-  exact = simulate(samples, targets)
+  exact, draw = simulate(variables)(samples, targets), np.random.default_rng(0)
   if not AGREES < _apart(target, exact) <= _MOST:
     return False
-  noise = np.random.default_rng(0).standard_normal((_TRIED, *samples.shape))
-  moved = [simulate((samples * (1 + _ROUNDING * one)).astype(samples.dtype), targets) for one in noise]
+
+  def near(one: Any) -> Any:
+    one = np.asarray(one)
+    change = 1 + rounding.change * draw.standard_normal(one.shape)
+    return (one * change).astype(one.dtype) if np.issubdtype(one.dtype, np.floating) else one
+
+  moved = [simulate(jax.tree.map(near, variables))(near(samples), targets) for _ in range(_TRIED)]
   strict = AGREES * _norm(target)
   return all(
     _distance(mine, theirs) <= max(strict, _SPREAD * max(_distance(mine, one) for one in others))
@@ -384,10 +441,16 @@ def _defended(
   return Comparison(pair[0], difference, repeat, noise, 'noise' if noise else '', agrees, (), (words,))
 
 
-def _told(difference: float, found: list[Explanation]) -> str:
+def _agreed(difference: float, why: str) -> str:
+  words = f'The simulated client agrees: its update differs from that of the client by {difference:.1e} of the norm'
+  return f'{words}, which {why} would explain.' if why else f'{words}.'
+
+
+def _told(difference: float, found: list[Explanation], rounding: Rounding) -> str:
   if found:
     several = ' or '.join(one.words for one in found)
-    return f'The updates differ by {difference:.2g} of the norm. They agree with {several}.'
+    rest = '' if rounding == ROUNDINGS[0] else f', but for {rounding.name}'
+    return f'The updates differ by {difference:.2g} of the norm. They agree with {several}{rest}.'
   return (
     f'The simulated client is another: the updates differ by {difference:.2g} of the norm, and no setting that was '
     'tried explains it. Attacks that simulate this client compare with the wrong update.'

@@ -20,6 +20,7 @@ from gradleak.models.model import per_example_loss
 
 _LARGE = 3.0  # times the range of samples, of those that fill a batch: the largest of a batch is then among them
 _IDS = 8  # token ids that are drawn from
+_MOST = 64  # samples of a batch that is tried; a whole client of thousands would take its memory several times
 _SAME, _NEAR = 1e-6, 1e-3  # relative to the largest: of one program, and of programs for batches of two sizes
 
 
@@ -34,13 +35,13 @@ def mixes(client: Any, variables: Tree, samples: Any, targets: Any, size: int, l
     client: the `Client`, of whose network, loss and augmentation it is.
     variables: of its model.
     samples, targets: [N, …], the targets as floats in the shape of the outputs.
-    size: of a batch, those that fill it included.
+    size: of a batch, those that fill it included; of a larger one 64 are tried.
     left: how many of them count, ≥ 1.
   """
   if left >= size:
     return False
   leaves, structure = jax.tree.flatten(jax.tree.map(_kind, dict(variables)), is_leaf=lambda x: isinstance(x, tuple))
-  train = client.batch_norm == 'train'
+  train, size, left = client.batch_norm == 'train', min(size, _MOST), min(left, _MOST - 1)
   given = client.network, client.loss, client.augment, train
   return _found(*given, structure, tuple(leaves), _kind(samples), _kind(targets), size, left)
 

@@ -103,6 +103,50 @@ def test_a_missing_normalisation_is_named(check):
   assert [one.words for one in found.explanations] == ['a normalisation 0.5 and 0.5'] and not found.agrees
 
 
+@pytest.fixture(params=[(11, 'to 11 bits (TF32'), (8, 'to 8 bits (bfloat16)')], ids=['TF32', 'bfloat16'])
+def imprecise(request, model, variables, monkeypatch):
+  """(momentum) -> the comparison with a client of another precision, and the name of the precision."""
+  bits, name = request.param
+  monkeypatch.setattr(comparison, 'AGREES', 1e-4)  # on a network this small, TF32 changes 3e-4
+  short = jax.tree.map(lambda x: np.asarray(jax.lax.reduce_precision(x, 8, 10)), (variables, IMAGES))
+
+  def run(momentum=BELIEVED.momentum):
+    settings = dataclasses.replace(BELIEVED, momentum=momentum, precision='bfloat16' if bits == 8 else 'float32')
+
+    def fit(images, labels):
+      return comparison._simulated(model, short[0], 4, settings, short[1], labels)
+
+    return compare(fit, model, variables, IMAGES, LABELS, BELIEVED, 4)
+
+  return run, name
+
+
+def test_a_client_of_another_precision_agrees_and_its_bits_are_said(imprecise, monkeypatch):
+  """PyTorch convolves in TF32 on a GPU unless it is told otherwise."""
+  run, name = imprecise
+  monkeypatch.setattr(comparison, '_explained', lambda *given: [])  # no setting does exactly
+  found = run()
+  assert found.agrees and f'which rounding {name}' in found.words[0] and found.words[0].endswith('would explain.')
+
+
+@pytest.mark.slow
+def test_a_wrong_setting_of_a_client_of_another_precision_is_named(imprecise):
+  run, _ = imprecise
+  found = run(momentum=0.9)
+  assert not found.agrees and 'but for rounding to' in found.words[0]
+  assert any(one.changes.get('momentum') == 0.9 for one in found.explanations), found.explanations
+
+
+def test_what_is_no_rounding_is_not_taken_for_it(model, variables):
+  """One tensor of four is longer by a fifth, which no precision that is known does."""
+  sent = comparison._sent(comparison._simulated, model, 4, BELIEVED)
+  update = sent(variables)(IMAGES, LABELS)
+  longer = {**update, 'Dense_1': {**update['Dense_1'], 'bias': update['Dense_1']['bias'] * np.float32(1.2)}}
+  assert comparison.AGREES < comparison._apart(longer, update) < comparison._MOST
+  for rounding in comparison.ROUNDINGS:
+    assert not comparison._rounded(sent, variables, longer, IMAGES, LABELS, rounding)
+
+
 def test_a_clipped_update_is_told_from_a_wrong_rate(check):
   def clipped(update):
     norm = comparison._norm(update)
@@ -210,13 +254,13 @@ def along_rounding(normed, believed, settings=ADAM, shuffles=False):
 def test_steps_along_nothing_but_rounding_are_no_difference(normed):
   """The bias has no gradient but rounding, and Adam steps along it at full length."""
   found = along_rounding(normed, ADAM)
-  assert found.agrees and found.difference > 10 * comparison.AGREES and 'which rounding explains' in found.words[0]
+  assert found.agrees and found.difference > 10 * comparison.AGREES and 'which rounding would explain' in found.words[0]
   drawn = along_rounding(normed, dataclasses.replace(ADAM, local_batch_size=2), shuffles=True)
   assert drawn.draws == 'order' and drawn.agrees and 'On one sample the simulated client agrees' in drawn.words[0]
-  simulate = functools.partial(comparison._simulated, *normed, 4, ADAM)
+  simulate, variables = comparison._sent(comparison._simulated, normed[0], 4, ADAM), normed[1]
   for factor, explained in ((1.0, True), (1.02, False)):  # a rate that is wrong by 2 % is no rounding
     target = jax.tree.map(lambda u, factor=factor: u * np.float32(factor), found.update)
-    assert comparison._rounded(simulate, target, IMAGES, LABELS) is explained
+    assert comparison._rounded(simulate, variables, target, IMAGES, LABELS) is explained
 
 
 @pytest.mark.slow

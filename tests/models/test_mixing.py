@@ -121,6 +121,19 @@ def test_a_smaller_last_batch_is_as_small_as_it_is(function):
   assert_close(jax.jit(local(model, last_batch='dropped').local_update)(None, variables, X, Y).update, dropped)
 
 
+@pytest.mark.parametrize('left', [1, 2500, 4999])
+@pytest.mark.parametrize('function', [centred, by_number, alone, unit], ids=lambda one: one.__name__)
+def test_of_a_large_batch_a_part_is_tried(function, left, monkeypatch):
+  """A client of thousands of images would take its memory several times."""
+  model, variables = model_of(function)
+  seen, samples = [], jax.ShapeDtypeStruct((5000, *X.shape[1:]), X.dtype)
+  drawn = mixing._samples
+  monkeypatch.setattr(mixing, '_samples', lambda rng, shape, *rest: seen.append(shape) or drawn(rng, shape, *rest))
+  client, targets = local(model, local_batch_size=5000), jax.ShapeDtypeStruct((5000, OUTPUTS), np.float32)
+  assert mixing.mixes(client, variables, samples, targets, 5000, left) is (function in MIXING)
+  assert len(seen) == 4 and seen[0][0] + seen[1][0] == 64
+
+
 def test_it_is_found_of_values_as_in_a_program():
   model, variables = model_of(centred)
   assert_close(local(model).local_update(None, variables, X, Y).update, by_hand(model, variables))
