@@ -268,8 +268,8 @@ def _explained(
 ) -> list[Explanation]:
   """Returns the changes under which the simulated update is the target, up to rounding.
 
-  The search ends at the first kind that has some. Where rounding is coarse, several kinds have some, of which those that
-  change the fewest settings are returned. Each change is tried as it is, and with the rate that fits best.
+  The search ends at the first kind that has some. Where rounding is coarse, several kinds have some, of which those
+  that change the fewest settings are returned. Each change is tried as it is, and with the rate that fits best.
   """
   found: list[Explanation] = []
   for kind in _kinds(settings, len(samples), model):

@@ -1,7 +1,6 @@
 """Black-box clients whose one setting is another: the comparison names the setting."""
 
 import dataclasses
-import functools
 import itertools
 
 import jax
