@@ -124,11 +124,12 @@ def compare(
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
   repeat = _apart(*pair)
-  draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, *pair, samples, targets)
+  sent = _sent(_simulated, model, num_classes, settings)
+  same = functools.partial(_same, sent, variables)
+  draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, pair, samples, targets, same)
   if defense is not None and defense.stages:
     return _defended(simulate, settings, defense, pair, (samples, targets), repeat, noise)
   difference = _apart(pair[0], simulate(settings, samples, targets))
-  sent = _sent(_simulated, model, num_classes, settings)
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
   drawn = _said(draws, noise, repeat)
@@ -228,12 +229,16 @@ def _two(fit: Fit, samples: np.ndarray, targets: np.ndarray) -> tuple[Tree, Tree
   return first, second
 
 
-def _drawn(fit: Fit, first: Tree, second: Tree, samples: np.ndarray, targets: np.ndarray) -> tuple[str, float]:
+def _drawn(
+  fit: Fit, pair: tuple[Tree, Tree], samples: np.ndarray, targets: np.ndarray, same: Callable[..., bool]
+) -> tuple[str, float]:
   """Returns (what the client draws, the deviation of its noise)."""
-  white = _white(first, second)
+  white = _white(*pair)
   if white:
     return 'noise', white
-  if len(samples) > 1 and _apart(*_two(fit, samples[:1], targets[:1])) < REPEATS:
+  if same(pair, samples, targets):
+    return '', 0.0
+  if len(samples) > 1 and same(_two(fit, samples[:1], targets[:1]), samples[:1], targets[:1]):
     return 'order', 0.0
   return 'samples', 0.0
 
@@ -339,9 +344,30 @@ def _rounded(
   front of BatchNorm. So what changes of pixels and weights by rounding do to a simulated tensor is taken for the
   tolerance.
   """
-  exact, draw = simulate(variables)(samples, targets), np.random.default_rng(0)
+  exact = simulate(variables)(samples, targets)
   if not AGREES < _apart(target, exact) <= _MOST:
     return False
+  strict = AGREES * _norm(target)
+  tolerances = _tolerances(simulate, variables, exact, samples, targets, rounding)
+  parts = zip(*map(jax.tree.leaves, (exact, target)), tolerances, strict=True)
+  return all(_distance(mine, theirs) <= max(strict, tolerance) for mine, theirs, tolerance in parts)
+
+
+def _same(simulate: Sent, variables: Mapping, pair: tuple[Tree, Tree], samples: np.ndarray, targets: Any) -> bool:
+  """Returns whether two updates differ by rounding alone: kernels of a GPU may add up in another order each time."""
+  if _apart(*pair) < REPEATS:
+    return True
+  exact = simulate(variables)(samples, targets)
+  tolerances = _tolerances(simulate, variables, exact, samples, targets, ROUNDINGS[0])
+  parts = zip(*map(jax.tree.leaves, pair), tolerances, strict=True)
+  return all(_distance(first, second) <= tolerance for first, second, tolerance in parts)
+
+
+def _tolerances(
+  simulate: Sent, variables: Mapping, exact: Tree, samples: np.ndarray, targets: Any, rounding: Rounding
+) -> list[float]:
+  """Returns how far rounding moves each tensor of a simulated update at most."""
+  draw = np.random.default_rng(0)
 
   def near(one: Any) -> Any:
     one = np.asarray(one)
@@ -349,11 +375,8 @@ def _rounded(
     return (one * change).astype(one.dtype) if np.issubdtype(one.dtype, np.floating) else one
 
   moved = [simulate(jax.tree.map(near, variables))(near(samples), targets) for _ in range(_TRIED)]
-  strict = AGREES * _norm(target)
-  return all(
-    _distance(mine, theirs) <= max(strict, _SPREAD * max(_distance(mine, one) for one in others))
-    for mine, theirs, *others in zip(*map(jax.tree.leaves, (exact, target, *moved)), strict=True)
-  )
+  parts = zip(*map(jax.tree.leaves, (exact, *moved)), strict=True)
+  return [_SPREAD * max(_distance(mine, one) for one in others) for mine, *others in parts]
 
 
 def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[tuple]]:
@@ -460,7 +483,7 @@ def _told(difference: float, found: list[Explanation], rounding: Rounding) -> st
 def _said(draws: str, noise: float, repeat: float) -> list[str]:
   """Returns what two calls of the client show, a sentence or none."""
   if not draws:
-    return []
+    return [] if repeat < REPEATS else [f'Two calls differ by {repeat:.1e} of the norm, as rounding does.']
   what = {
     'order': "On one sample they do not: the client takes its samples in a new order (sample_order='shuffled').",
     'samples': 'On one sample they do, too: the client augments its samples, or has dropout. Switch both off in the '

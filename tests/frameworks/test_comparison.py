@@ -136,6 +136,21 @@ def test_a_wrong_setting_of_a_client_of_another_precision_is_named(imprecise):
   assert any(one.changes.get('momentum') == 0.9 for one in found.explanations), found.explanations
 
 
+@pytest.mark.parametrize('shuffles', [False, True])
+def test_kernels_that_add_up_in_another_order_each_time_draw_nothing(model, variables, shuffles):
+  """As those of cuDNN may; it is no augmentation, and hides no order of the samples."""
+  draw, coins = np.random.default_rng(0), itertools.cycle((1, -1))
+
+  def fit(images, labels):
+    order = next(coins) if shuffles else 1
+    near = jax.tree.map(lambda x: (x * (1 + 1e-6 * draw.standard_normal(x.shape))).astype(x.dtype), variables)
+    return comparison._simulated(model, near, 4, BELIEVED, images[::order], labels[::order])
+
+  found = compare(fit, model, variables, IMAGES, LABELS, BELIEVED, 4)
+  assert found.agrees and found.repeat > comparison.REPEATS and found.draws == ('order' if shuffles else '')
+  assert ('as rounding does' in found.words[-1]) is not shuffles
+
+
 def test_what_is_no_rounding_is_not_taken_for_it(model, variables):
   """One tensor of four is longer by a fifth, which no precision that is known does."""
   sent = comparison._sent(comparison._simulated, model, 4, BELIEVED)
@@ -240,11 +255,11 @@ ADAM = ClientSettings(share='delta', learning_rate=0.001, optimizer='adam')
 
 def along_rounding(normed, believed, settings=ADAM, shuffles=False):
   """Compares a client whose steps along the bias have signs of their own, as with another order of a sum."""
-  coins = itertools.cycle((1, -1))
+  coins = itertools.cycle((-1, 1))
 
   def fit(images, labels):
-    update = comparison._simulated(*normed, 4, settings, images, labels)
     sign = next(coins) if shuffles and len(images) > 1 else 1
+    update = comparison._simulated(*normed, 4, settings, images[::sign], labels[::sign])
     return {**update, 'bias': sign * np.float32([1e-3, -1e-3, 1e-3])}
 
   return compare(fit, *normed, IMAGES, LABELS, believed, 4)
@@ -254,7 +269,8 @@ def test_steps_along_nothing_but_rounding_are_no_difference(normed):
   """The bias has no gradient but rounding, and Adam steps along it at full length."""
   found = along_rounding(normed, ADAM)
   assert found.agrees and found.difference > 10 * comparison.AGREES and 'which rounding would explain' in found.words[0]
-  drawn = along_rounding(normed, dataclasses.replace(ADAM, local_batch_size=2), shuffles=True)
+  batched = dataclasses.replace(ADAM, local_batch_size=3)
+  drawn = along_rounding(normed, batched, batched, shuffles=True)
   assert drawn.draws == 'order' and drawn.agrees and 'On one sample the simulated client agrees' in drawn.words[0]
   simulate, variables = comparison._sent(comparison._simulated, normed[0], 4, ADAM), normed[1]
   for factor, explained in ((1.0, True), (1.02, False)):  # a rate that is wrong by 2 % is no rounding
