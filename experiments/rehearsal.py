@@ -26,7 +26,7 @@ from gradleak.models.operations import Operations, counted
 
 PACKAGES = ('gradleak', 'experiments')  # whose compiled functions are replaced
 MOST = 8  # numbers of turns in an argument, one for each device
-NOISE = 1_000  # different images of a stand-in, which are repeated
+NOISE = 1_000  # the first images of a stand-in; the others are black, and take no memory
 
 
 class Shape(NamedTuple):
@@ -225,7 +225,7 @@ def load(
   if limit is not None and limit > held:
     raise errors.UsageError(f'{name} has {held} images in {split}, and {limit} are needed')
   count, side = limit or held, image_size or known.side
-  samples = np.zeros((count, side, side, channels or known.channels), np.float32)  # what is not written takes no memory
+  samples = np.zeros((count, side, side, channels or known.channels), np.float32)
   samples[:NOISE] = np.random.default_rng(len(split)).random(samples[:NOISE].shape, np.float32)
   names = tuple(map(str, range(known.classes)))
   return Dataset(name, split, samples, np.arange(count, dtype=np.int32) % known.classes, names)

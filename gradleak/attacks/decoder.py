@@ -82,7 +82,7 @@ class Decoder(NamedTuple):
 
 
 class _Conv(nn.Module):
-  """Flax's `Conv` without padding, in the formulation whose gradients are fast on CPU."""
+  """Flax's `Conv` without padding, in the formulation whose gradients are fast."""
 
   features: int
   size: int

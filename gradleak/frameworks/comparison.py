@@ -119,7 +119,6 @@ def compare(
   Raises:
     UsageError: where the client returns what it was sent.
   """
-  simulate = functools.partial(_simulated, model, variables, num_classes)
   pair = _two(fit, samples, targets)
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
@@ -128,8 +127,9 @@ def compare(
   same = functools.partial(_same, sent, variables)
   draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, pair, samples, targets, same)
   if defense is not None and defense.stages:
+    simulate = functools.partial(_simulated, model, variables, num_classes)
     return _defended(simulate, settings, defense, pair, (samples, targets), repeat, noise)
-  difference = _apart(pair[0], simulate(settings, samples, targets))
+  difference = _apart(pair[0], sent(variables)(samples, targets))
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
   drawn = _said(draws, noise, repeat)
@@ -146,7 +146,7 @@ def compare(
   if draws == 'order':  # which one sample does not show
     judged = samples[:1], targets[:1]
     target = fit(*judged)
-    apart = _apart(target, simulate(settings, *judged))
+    apart = _apart(target, sent(variables)(*judged))
     if apart <= AGREES or _rounded(sent, variables, target, *judged):
       words = f'On one sample the simulated client agrees; on all, they differ by {difference:.1e} of the norm.'
       return made(True, (), (words, *drawn))
@@ -349,8 +349,7 @@ def _rounded(
     return False
   strict = AGREES * _norm(target)
   tolerances = _tolerances(simulate, variables, exact, samples, targets, rounding)
-  parts = zip(*map(jax.tree.leaves, (exact, target)), tolerances, strict=True)
-  return all(_distance(mine, theirs) <= max(strict, tolerance) for mine, theirs, tolerance in parts)
+  return _within(exact, target, [max(strict, one) for one in tolerances])
 
 
 def _same(simulate: Sent, variables: Mapping, pair: tuple[Tree, Tree], samples: np.ndarray, targets: Any) -> bool:
@@ -358,9 +357,12 @@ def _same(simulate: Sent, variables: Mapping, pair: tuple[Tree, Tree], samples: 
   if _apart(*pair) < REPEATS:
     return True
   exact = simulate(variables)(samples, targets)
-  tolerances = _tolerances(simulate, variables, exact, samples, targets, ROUNDINGS[0])
-  parts = zip(*map(jax.tree.leaves, pair), tolerances, strict=True)
-  return all(_distance(first, second) <= tolerance for first, second, tolerance in parts)
+  return _within(*pair, _tolerances(simulate, variables, exact, samples, targets, ROUNDINGS[0]))
+
+
+def _within(a: Tree, b: Tree, tolerances: list[float]) -> bool:
+  parts = zip(*map(jax.tree.leaves, (a, b)), tolerances, strict=True)
+  return all(_distance(one, other) <= tolerance for one, other, tolerance in parts)
 
 
 def _tolerances(
