@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import memory
 from benchmarks.pytorch import Unavailable
-from gradleak.core import errors, grammar
+from gradleak.core import errors, grammar, statistics
 from gradleak.core.settings import setting
 
 MEASURES = (
@@ -99,11 +99,13 @@ class Variant(NamedTuple):
     name: in the table.
     run: measures once, and returns figure -> value; raises `Unavailable` where it cannot.
     once: returns figures that one measurement is enough for, given those of the first run.
+    compiled: whether its first run compiles, so that it needs one before those that count.
   """
 
   name: str
-  run: Callable[[], Mapping[str, float]]
+  run: Callable[[], Mapping[str, Any]]
   once: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda figures: {}
+  compiled: bool = True
 
 
 class Column(NamedTuple):
@@ -116,7 +118,7 @@ class Column(NamedTuple):
   ratio: bool = False
 
 
-Found = dict[str, dict[str, list[float]] | str]
+Found = dict[str, dict[str, list[Any]] | str]
 
 
 def first(values: Sequence[float]) -> float:
@@ -133,32 +135,53 @@ def ratios(figure: str, core: str = '') -> list[Column]:
 def right(name: str, figure: str) -> list[Column]:
   """Returns the columns of batches that two packages attack; `name` is what of them is right."""
   times = [Column('s per batch', 'seconds', ',.2f'), Column('core s', 'core', ',.2f')]
-  return [*times, Column(f'{name} right', figure, '.3f', first), *ratios('seconds', 'core')]
+  mean = Column(f'{name} right', figure, '.3f', lambda runs: statistics.mean_interval(runs[0])[0])
+  return [*times, mean, Column('±', figure, '.3f', _margin), *ratios('seconds', 'core')]
+
+
+def _margin(runs: Sequence[Any]) -> float:
+  """Returns half of the 95 % interval over the batches of the first run, NaN for a single one."""
+  mean, low, _ = statistics.mean_interval(runs[0])
+  return mean - low
 
 
 def right_note(name: str, compared: int) -> str:
   """Returns what stands below them."""
   return (
-    f'{name} right: mean over the first {compared} batches, after equal steps. Core s: of all processor cores '
-    'together. PyTorch runs on the number of threads with which it is quicker.'
+    f'{name} right: mean over the first {compared} batches, after equal steps, and half of its 95 % interval. '
+    'Core s: of all processor cores together. PyTorch runs on the number of threads with which it is quicker.'
   )
+
+
+def paired(found: Found, figure: str) -> str:
+  """Returns by how much the first variant is right more often than the second, on the same batches.
+
+  The text is empty where one of them was not measured.
+  """
+  sides = [None if isinstance(known, str) else known.get(figure) for known in list(found.values())[:2]]
+  if len(sides) < 2 or None in sides:
+    return ''
+  less = np.subtract(*(side[0] for side in sides))
+  mean, low, high = statistics.mean_interval(less)
+  judged = 'a difference' if low > 0 or high < 0 else 'undecided'
+  return f'The first less the second, on {len(less)} batches: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {judged}.'
 
 
 def batch_figures(
   found: Sequence[Any], times: tuple[float, float], figure: str, right_of: Callable[[Any, int], float], compared: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
   """Returns the figures of reconstructed batches.
 
   Args:
     found: one of each private batch, from the first on.
     times: wall and core seconds of them all.
-    figure: what the fraction that is right is called.
+    figure: what the fractions that are right are called, one of each batch.
     right_of: (a reconstruction, place of its batch) -> that fraction.
-    compared: of how many, the first, it is the mean.
+    compared: of how many, the first, they are.
   """
   fractions = [right_of(one, place) for place, one in enumerate(found[:compared])]
   seconds, core = (total / len(found) for total in times)
-  return {'seconds': seconds, 'core': core, figure: float(np.mean(fractions))}
+  return {'seconds': seconds, 'core': core, figure: fractions}
 
 
 def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: bool = False) -> Found:
@@ -168,7 +191,7 @@ def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: b
     variants: they take turns.
     repeats: number of runs of each.
     label: what is printed before their names.
-    warm: whether each runs once before, so that it is compiled.
+    warm: whether those that compile run once before.
   """
   listed = list(variants)
   found: Found = {variant.name: {} for variant in listed}
@@ -176,7 +199,7 @@ def measured(variants: Iterable[Variant], repeats: int, label: str = '', warm: b
   for repeat in range(0 if warm else 1, repeats + 1):
     for variant in listed:
       figures = found[variant.name]
-      if variant.name in failed or isinstance(figures, str):
+      if variant.name in failed or isinstance(figures, str) or not (repeat or variant.compiled):
         continue
       turn = f'run {repeat} of {repeats}' if repeat else 'compiling'
       print(f'{turn}: {label}{variant.name}', file=sys.stderr, flush=True)

@@ -87,18 +87,19 @@ class Batches(NamedTuple):
 def main(options: harness.Options) -> None:
   """Measures and prints both; each is judged by our measure of right cells, whose tolerances are the published ones."""
   made = batches(opened(options.clone), options.trials, options.batch, options.starts, options.steps, options.compared)
-  harness.report(
+  found = harness.report(
     f'tableak, Adult, {options.trials} batches of {options.batch} rows, {options.starts} starts of {options.steps} '
     f'steps, {harness.hardware()}',
     [
       Variant('all at once', ours(made)),
-      Variant(f"the authors' code, the first {made.compared}", published(made)),
+      Variant(f"the authors' code, the first {made.compared}", published(made), compiled=False),
     ],
     COLUMNS,
     options.repeats,
     harness.right_note('Cells', made.compared),
     warm=True,
   )
+  print(harness.paired(found, 'cells'))
 
 
 def opened(folder: str | None) -> Clone:

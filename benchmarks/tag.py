@@ -68,7 +68,7 @@ def main(options: harness.Options) -> None:
   """Measures and prints all three; tokens are judged by our measure."""
   made = batches(options.trials, options.batch, options.steps, options.compared)
   method = gl.attacks.tag(steps=made.steps, learning_rate=RATE, alpha=ALPHA, relaxation='embeddings')
-  harness.report(
+  found = harness.report(
     f'tag, notes, {options.trials} batches of {options.batch} texts of {LENGTH} tokens, {LAYERS} blocks of '
     f'width {WIDTH}, {options.steps} steps, {harness.hardware()}',
     [
@@ -81,6 +81,7 @@ def main(options: harness.Options) -> None:
     harness.right_note('Tokens', made.compared),
     warm=True,
   )
+  print(harness.paired(found, 'tokens'))
 
 
 def batches(trials: int, batch: int, steps: int, compared: int) -> Batches:

@@ -47,6 +47,37 @@ def test_variants_take_turns_and_ratios_are_to_the_first(capsys):
   ]
 
 
+def test_what_does_not_compile_runs_no_more_often_than_asked():
+  turns = []
+
+  def run(name):
+    turns.append(name)
+    return {'ms': 1.0}
+
+  sides = [Variant('ours', lambda: run('ours')), Variant('theirs', lambda: run('theirs'), compiled=False)]
+  harness.measured(sides, 1, warm=True)
+  assert turns == ['ours', 'ours', 'theirs']
+
+
+def test_batches_that_two_attack_are_compared_in_pairs():
+  def judged(*sides):
+    found = {name: {'cells': [right]} for name, right in zip(('ours', 'theirs'), sides, strict=True)}
+    return harness.paired(found, 'cells')
+
+  even = [0.2, 0.9, 0.5, 0.7]
+  assert judged([x + d for x, d in zip(even, (0.10, 0.11, 0.09, 0.10), strict=True)], even).endswith(
+    'on 4 batches: +0.100 (+0.087 to +0.113), a difference.'
+  )
+  assert judged([0.3, 0.8, 0.5, 0.7], even).endswith('+0.000 (-0.130 to +0.130), undecided.')
+  assert judged([0.3], [0.2]).endswith('undecided.')
+  assert harness.paired({'ours': {'cells': [even]}, 'theirs': 'n/a: PyTorch is not installed'}, 'cells') == ''
+  heads = [column.head for column in harness.right('cells', 'cells')]
+  shown = dict(
+    zip(heads, harness.cells({'ours': {'cells': [even]}}, 'ours', harness.right('cells', 'cells')), strict=True)
+  )
+  assert shown['cells right'] == '0.575' and shown['±'] == '0.475'
+
+
 def test_what_was_measured_before_a_failure_stays():
   runs = iter((4.0, None, 5.0))
 
