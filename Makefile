@@ -2,7 +2,7 @@
 # make audit-all   the same for every defense, some seven minutes: results/audit-all/report.html
 # make smoke   a few steps of that audit: does it run with this Python and the newest JAX that it can install
 # make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
-# make frameworks   the tests that need PyTorch, Flower or NVFlare; it installs them
+# make frameworks   the tests that need PyTorch, Flower, Opacus or NVFlare; it installs them
 # make lint    ruff and mypy
 # make docs    the pages: docs/_build/html/index.html; make linkcheck   their links to other sites
 # make benchmark   speed beside PyTorch and breaching, as ratios in one run; make benchmark MEASURE=scaling and so on
@@ -51,7 +51,7 @@ slow: $(VENV)/.installed
 # The lowest PyTorch that is allowed: a newer one is several GB on Linux.
 $(VENV)/.frameworks: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[flower]'
+	$(BIN)/python -m pip install --quiet --editable '.[flower]' opacus==1.6.0
 	@touch $@
 
 frameworks: $(VENV)/.frameworks

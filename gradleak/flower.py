@@ -17,10 +17,12 @@ from gradleak.core.trees import Tree
 from gradleak.defenses.defense import as_defense
 from gradleak.defenses.text import parse
 from gradleak.federated import ClientSettings
+from gradleak.frameworks import opacus
 from gradleak.frameworks.comparison import Comparison, compare
 from gradleak.frameworks.exchange import Exchange, read, write
 from gradleak.models import Model
 from gradleak.models.model import check_model, outputs_shape
+from gradleak.models.torch_weights import without_prefixes
 from gradleak.studies.captured import Captured, attack
 
 __all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of']
@@ -175,18 +177,22 @@ def audit(
   settings = dataclasses.replace(
     client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
   )
-  sent, exchanges = _sent(model, variables), list[Exchange]()
+  sent, exchanges, steps = _sent(model, variables), list[Exchange](), list[opacus.Step]()
   classes = outputs_shape(model, variables, samples.shape[1:])[-1]
 
   def fit(samples: np.ndarray, targets: np.ndarray) -> Tree:
-    app = _app(client_fn(*_tensors(samples, targets)))
-    exchanges.append(_called(app, sent, config, run_config, len(samples)))
+    with opacus.watched(steps):
+      app = _app(client_fn(*_tensors(samples, targets)))
+      exchanges.append(_called(app, sent, config, run_config, len(samples)))
     return update_of(exchanges[-1], model)
 
   for name in given:  # without a key nothing else reads them
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
-  found = compare(fit, model, variables, samples, targets, settings, classes, defense)
+  given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
+  found = compare(fit, model, variables, samples, targets, settings, classes, given_or_seen)
+  words = opacus.defense_of(steps)[1]
+  found = dataclasses.replace(found, words=(*([words] if words else []), *found.words))
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
   settings = dataclasses.replace(settings, **explained, **order)
@@ -200,7 +206,7 @@ def audit(
       sample_shape=samples.shape[1:],
       num_samples=len(samples),
       client=settings,
-      defense=defense,
+      defense=given_or_seen(),
       truth=(samples, targets),
       **given,
     )
@@ -228,6 +234,7 @@ def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarr
   entries = {entry.name: entry for entry in model.layout.entries}
   if list(arrays) == [str(number) for number in range(len(entries))]:
     arrays = dict(zip(entries, arrays.values(), strict=True))
+  arrays = without_prefixes(arrays, entries)
   for name, entry in entries.items():
     found = arrays.get(name)
     if found is None or found.shape != entry.shape:

@@ -101,7 +101,7 @@ def compare(
   targets: np.ndarray,
   settings: ClientSettings,
   num_classes: int,
-  defense: Defense | None = None,
+  defense: Callable[[], Defense | None] = lambda: None,
 ) -> Comparison:
   """Returns the `Comparison` of a client with the simulated one.
 
@@ -114,7 +114,7 @@ def compare(
     samples, targets: the samples, floats [N, H, W, C] and integers [N].
     settings: of the simulated client.
     num_classes: of the model.
-    defense: what the client is known to use, simulated, too.
+    defense: returns what the client uses, simulated as well; it is called once the client has trained.
 
   Raises:
     UsageError: where the client returns what it was sent.
@@ -126,9 +126,10 @@ def compare(
   sent = _sent(_simulated, model, num_classes, settings)
   same = functools.partial(_same, sent, variables)
   draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, pair, samples, targets, same)
-  if defense is not None and defense.stages:
+  used = defense()
+  if used is not None and used.stages:
     simulate = functools.partial(_simulated, model, variables, num_classes)
-    return _defended(simulate, settings, defense, pair, (samples, targets), repeat, noise)
+    return _defended(simulate, settings, used, pair, (samples, targets), repeat, noise)
   difference = _apart(pair[0], sent(variables)(samples, targets))
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)

@@ -40,7 +40,7 @@ def check(model, variables):
       update = comparison._simulated(model, variables, 4, settings, images, labels)
       return after(update) if after else update
 
-    return compare(fit, model, variables, IMAGES, LABELS, believed, 4, defense)
+    return compare(fit, model, variables, IMAGES, LABELS, believed, 4, lambda: defense)
 
   return run
 
