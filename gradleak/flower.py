@@ -16,6 +16,8 @@ from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import as_defense
 from gradleak.defenses.text import parse
+from gradleak.engine.parts import told
+from gradleak.engine.progress import computing, reporter
 from gradleak.federated import ClientSettings
 from gradleak.frameworks import opacus
 from gradleak.frameworks.comparison import Comparison, compare
@@ -190,9 +192,8 @@ def audit(
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
-  found = compare(fit, model, variables, samples, targets, settings, classes, given_or_seen)
-  words = opacus.defense_of(steps)[1]
-  found = dataclasses.replace(found, words=(*([words] if words else []), *found.words))
+  what = fit, model, variables, samples, targets, settings, classes, given_or_seen
+  found = _compared(given.get('progress', 'auto'), steps, *what)
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
   settings = dataclasses.replace(settings, **explained, **order)
@@ -211,6 +212,15 @@ def audit(
       **given,
     )
   return Audit(found, settings, captured, exchanges[0])
+
+
+def _compared(progress: str | Callable | None, steps: list[opacus.Step], *what: Any) -> Comparison:
+  """Returns what `compare` does; its first sentence is on the steps that Opacus took, if any."""
+  show = progress if progress is None or callable(progress) else reporter(progress)
+  with told(computing(show, 'comparison')):
+    found = compare(*what)
+  words = opacus.defense_of(steps)[1]
+  return dataclasses.replace(found, words=(words, *found.words)) if words else found
 
 
 def update_of(exchange: Exchange, model: Model) -> Tree:

@@ -15,6 +15,7 @@ from gradleak.core import errors
 from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 from gradleak.defenses import Context, Defense, bind
+from gradleak.engine.parts import tell
 from gradleak.federated import ClientSettings
 from gradleak.models import Model
 
@@ -274,12 +275,16 @@ def _explained(
 ) -> list[Explanation]:
   """Returns the changes under which the simulated update is the target, up to rounding.
 
-  The search ends at the first kind that has some. Where rounding is coarse, several kinds have some, of which those
-  that change the fewest settings are returned. Each change is tried as it is, and with the rate that fits best.
+  Who is `engine.parts.told` hears of each setting. The search ends at the first kind that has some. Where rounding is
+  coarse, several kinds have some, of which those that change the fewest settings are returned. Each change is tried as
+  it is, and with the rate that fits best.
   """
   found: list[Explanation] = []
-  for kind in _kinds(settings, len(samples), model):
+  kinds = list(_kinds(settings, len(samples), model))
+  total, numbers = sum(map(len, kinds)), itertools.count()
+  for kind in kinds:
     for words, changes, changed in kind:
+      tell(next(numbers), total, f'settings within {rounding.name.partition(" (")[0]}')
       with contextlib.suppress(errors.UsageError):  # a change that does not go with the other settings
         given = dataclasses.replace(settings, **changes)
         one = _fitting(simulate, variables, given, target, changed(samples), targets, rounding)
@@ -294,8 +299,8 @@ def _explained(
   found.sort(key=lambda one: float(f'{one.difference:.1g}'))  # of equal ones, the likeliest first
   if rounding == ROUNDINGS[0]:
     return found
-  numbers = [len(one.changes) + one.words.startswith('a normalisation') for one in found]
-  return [one for one, number in zip(found, numbers, strict=True) if number == min(numbers)]
+  changed_fields = [len(one.changes) + one.words.startswith('a normalisation') for one in found]
+  return [one for one, number in zip(found, changed_fields, strict=True) if number == min(changed_fields)]
 
 
 def _fitting(

@@ -9,6 +9,7 @@ import pytest
 
 from gradleak import ClientSettings, defenses, models
 from gradleak.core import errors
+from gradleak.engine.parts import told
 from gradleak.frameworks import comparison
 from gradleak.frameworks.comparison import compare
 
@@ -43,6 +44,15 @@ def check(model, variables):
     return compare(fit, model, variables, IMAGES, LABELS, believed, 4, lambda: defense)
 
   return run
+
+
+def test_the_search_tells_how_far_it_is(check):
+  heard = []
+  with told(lambda *part: heard.append(part)):
+    assert check({'local_batch_size': None}).explanations
+  dones, totals, units = zip(*heard, strict=True)
+  assert dones == tuple(range(len(dones))) and {totals[0]} == set(totals) and len(dones) < totals[0]
+  assert set(units) == {'settings within rounding'}
 
 
 def test_the_same_client_agrees(check):
