@@ -172,8 +172,7 @@ def audit(
       model that does not come from PyTorch; for a setting of another name; and as `gradleak.attack` does.
   """
   check_model(model)
-  if model.layout is None:
-    raise errors.UsageError(f'the model {model.name!r} has no layout of PyTorch: make it by gradleak.models.from_torch')
+  _layout(model)
   samples, targets = _samples(samples, targets)
   own = {field.name for field in dataclasses.fields(ClientSettings)}
   settings = dataclasses.replace(
@@ -229,19 +228,24 @@ def update_of(exchange: Exchange, model: Model) -> Tree:
   Raises:
     UsageError: where the names or the shapes are not those of the model's state dict, or no weights were returned.
   """
-  if model.layout is None:
-    raise errors.UsageError(f'the model {model.name!r} has no layout of PyTorch: make it by gradleak.models.from_torch')
+  layout = _layout(model)
   if not exchange.returned:
     raise errors.UsageError('no weights left the client: under secure aggregation, or by its own choice')
   before, after = (_named(arrays, model) for arrays in (exchange.sent, exchange.returned))
   moved = {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in before}
-  return jax.tree.map(lambda x: np.asarray(x, np.float32), model.layout.variables(moved)['params'])
+  return jax.tree.map(lambda x: np.asarray(x, np.float32), layout.variables(moved)['params'])
+
+
+def _layout(model: Model) -> Any:
+  """Returns the layout of a model of PyTorch; raises `UsageError` for another one."""
+  if model.layout is None:
+    raise errors.UsageError(f'the model {model.name!r} has no layout of PyTorch: make it by gradleak.models.from_torch')
+  return model.layout
 
 
 def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarray]:
   """Returns arrays by the names of the state dict; those named 0, 1, … are in its order."""
-  assert model.layout is not None
-  entries = {entry.name: entry for entry in model.layout.entries}
+  entries = {entry.name: entry for entry in _layout(model).entries}
   if list(arrays) == [str(number) for number in range(len(entries))]:
     arrays = dict(zip(entries, arrays.values(), strict=True))
   arrays = without_prefixes(arrays, entries)
@@ -258,9 +262,9 @@ def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarr
 
 def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
   """Returns the variables as the state dict of the module."""
-  assert model.layout is not None
-  dtypes = {entry.name: entry.dtype for entry in model.layout.entries}
-  arrays = model.layout.to_theirs(jax.device_get(dict(variables)))
+  layout = _layout(model)
+  dtypes = {entry.name: entry.dtype for entry in layout.entries}
+  arrays = layout.to_theirs(jax.device_get(dict(variables)))
   return {name: np.array(array, dtypes.get(name, array.dtype), order='C') for name, array in arrays.items()}
 
 
