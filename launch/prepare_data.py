@@ -3,7 +3,8 @@
     python launch/prepare_data.py --dataset=mnist --data_dir=data
     python launch/prepare_data.py --dataset=mnist --data_dir=data --manual_dir=archives   # downloads nothing
 
-Needs TensorFlow: pip install tensorflow-cpu. Writes array_record files, about as large as the archives.
+Needs TensorFlow: pip install tensorflow-cpu. Writes array_record files, about as large as the archives. Tables and
+texts, such as titanic and imdb_reviews, are written as CSV, too; the last line says by which --dataset they are read.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from absl import flags
 
 from gradleak import data
 from gradleak.core import errors
-from gradleak.data import tfds
+from gradleak.data import tfds, tfds_files
 from launch import _program
 
 with _program.group('what is prepared'):
@@ -46,6 +47,7 @@ def prepare(name, data_dir, manual_dir=None):
     is_prepared = builder.is_prepared()
   if is_prepared:
     print(f'{name} is prepared already: {builder.data_dir}')
+    _told(name, data_dir)
     return
   if importlib.util.find_spec('tensorflow') is None:
     raise errors.UsageError('preparing a dataset needs TensorFlow: pip install tensorflow-cpu')
@@ -63,6 +65,14 @@ def prepare(name, data_dir, manual_dir=None):
       with contextlib.suppress(OSError):  # not empty
         folder.rmdir()
   print(f'prepared {name}: {builder.data_dir}')
+  _told(name, data_dir)
+
+
+def _told(name, data_dir):
+  """Writes the file of a table or of texts, and says how it is read."""
+  read_as = tfds_files.write(name, data_dir)
+  if read_as is not None:
+    print(f'read it by --dataset={read_as}')
 
 
 def _download_and_prepare(builder, manual_dir):

@@ -36,18 +36,38 @@ def read(name: str, split: str, data_dir: str | pathlib.Path | None = None) -> i
   with quiet():
     found = builder(name, data_dir)
     image_key, label_key, class_names = _keys(found, name)
-    records = _open(found, name, split)
+    held = _open(found, name, split)
 
   def examples(count: int) -> Iterator[tuple[np.ndarray, int, str]]:
-    for index in range(count):
-      try:
-        with quiet():
-          record = records[index]
-      except Exception as error:  # array_record raises several types for damaged files
-        raise errors.UsageError(f'cannot read {name} in {found.data_dir}: {one_line(error)}') from error
+    for index, record in enumerate(_each(held, found, name, count)):
       yield record[image_key], int(record[label_key]), f'image {index}'
 
-  return images.Source(class_names, len(records), examples)
+  return images.Source(class_names, len(held), examples)
+
+
+def records(found: Any, name: str, split: str) -> Iterator[dict[str, Any]]:
+  """Yields the records of a split of a prepared dataset, feature -> value.
+
+  Args:
+    found: its `builder`.
+    name, split: as for `read`.
+
+  Raises:
+    UsageError: as `read` does, but for the features.
+  """
+  with quiet():
+    held = _open(found, name, split)
+  yield from _each(held, found, name, len(held))
+
+
+def _each(held: Any, found: Any, name: str, count: int) -> Iterator[dict[str, Any]]:
+  for index in range(count):
+    try:
+      with quiet():
+        record = held[index]
+    except Exception as error:  # array_record raises several types for damaged files
+      raise errors.UsageError(f'cannot read {name} in {found.data_dir}: {one_line(error)}') from error
+    yield record
 
 
 def builder(name: str, data_dir: str | pathlib.Path | None = None) -> Any:
@@ -62,15 +82,15 @@ def builder(name: str, data_dir: str | pathlib.Path | None = None) -> Any:
   """
   import tensorflow_datasets
 
-  root = _root(data_dir)
+  folder = root(data_dir)
   try:
-    return tensorflow_datasets.builder(name, data_dir=root, file_format=FILE_FORMAT)
+    return tensorflow_datasets.builder(name, data_dir=folder, file_format=FILE_FORMAT)
   except tensorflow_datasets.core.DatasetNotFoundError as error:
     raise _unknown_dataset(name, data_dir) from error
   except Exception as error:  # TFDS raises several types, with the reason in the text
     if 'File format is already set' in str(error):
       raise errors.UsageError(
-        f'{name} in {root} is not in the {FILE_FORMAT} format that is read here; delete it and prepare it again: '
+        f'{name} in {folder} is not in the {FILE_FORMAT} format that is read here; delete it and prepare it again: '
         f'{_preparation(name, data_dir)}'
       ) from error
     if 'Parsing builder name' in str(error):
@@ -80,9 +100,14 @@ def builder(name: str, data_dir: str | pathlib.Path | None = None) -> Any:
 
 def prepared(data_dir: str | pathlib.Path | None = None) -> list[str]:
   """Returns the sorted names (name or name/configuration) of the datasets prepared in `data_dir`."""
-  root = pathlib.Path(_root(data_dir))
-  infos = [*root.glob('*/*/dataset_info.json'), *root.glob('*/*/*/dataset_info.json')]
-  return sorted({info.parent.parent.relative_to(root).as_posix() for info in infos})
+  folder = pathlib.Path(root(data_dir))
+  infos = [*folder.glob('*/*/dataset_info.json'), *folder.glob('*/*/*/dataset_info.json')]
+  return sorted({info.parent.parent.relative_to(folder).as_posix() for info in infos})
+
+
+def root(data_dir: str | pathlib.Path | None) -> str:
+  """Returns the folder of prepared datasets."""
+  return str(errors.check_path('data_dir', DEFAULT_DATA_DIR if data_dir is None else data_dir, home=True))
 
 
 def one_line(error: Exception) -> str:
@@ -137,7 +162,7 @@ def _keys(found: Any, name: str) -> tuple[str, str, tuple[str, ...]]:
   if len(image_keys) != 1 or len(label_keys) != 1:
     raise errors.UsageError(
       f'the dataset {name} is not for image classification: expected one image and one class label, its features are '
-      f'{", ".join(sorted(features.keys()))}'
+      f'{", ".join(sorted(features.keys()))}; tables and texts are read from files that launch/prepare_data.py writes'
     )
   return image_keys[0], label_keys[0], tuple(features[label_keys[0]].names)
 
@@ -151,19 +176,15 @@ def _unknown_dataset(name: str, data_dir: str | pathlib.Path | None) -> errors.U
   hint = f'; did you mean {near[0]!r}?' if near else ''
   return errors.UsageError(
     f'unknown dataset {name!r}{hint} (valid: faces, digits, folder:PATH, or an image-classification dataset of TFDS; '
-    f'in {_root(data_dir)}: {_contents(data_dir)})'
+    f'in {root(data_dir)}: {_contents(data_dir)})'
   )
 
 
 def _contents(data_dir: str | pathlib.Path | None) -> str:
-  if not pathlib.Path(_root(data_dir)).is_dir():
+  if not pathlib.Path(root(data_dir)).is_dir():
     return 'no such folder'
   return ', '.join(prepared(data_dir)) or 'nothing'
 
 
 def _preparation(name: str, data_dir: str | pathlib.Path | None) -> str:
-  return f'python launch/prepare_data.py --dataset={name} --data_dir={_root(data_dir)}'
-
-
-def _root(data_dir: str | pathlib.Path | None) -> str:
-  return str(errors.check_path('data_dir', DEFAULT_DATA_DIR if data_dir is None else data_dir, home=True))
+  return f'python launch/prepare_data.py --dataset={name} --data_dir={root(data_dir)}'

@@ -8,7 +8,8 @@ import pytest
 
 from gradleak import data
 from gradleak.core import errors
-from gradleak.data import tfds
+from gradleak.data import tables, text, tfds, tfds_files
+from launch import prepare_data
 
 
 class Prepared(NamedTuple):
@@ -40,7 +41,9 @@ def write(root, path, features, splits):
       record = tf_example_pb2.Example()
       for key, value in example.items():
         kind = record.features.feature[key]
-        (kind.bytes_list if isinstance(value, bytes) else kind.int64_list).value.append(value)
+        values = value if isinstance(value, list) else [value]
+        of = {bytes: kind.bytes_list, float: kind.float_list}.get(type(values[0]), kind.int64_list)
+        of.value.extend(values)
       writer.write(record.SerializeToString())
     writer.close()
   info = {'fileFormat': 'array_record', 'name': name, 'version': version, 'configName': ''.join(config)}
@@ -222,3 +225,74 @@ def test_real_fashion_mnist(test_data):
   assert dataset.class_names[0] == 'T-shirt/top'
   np.testing.assert_array_equal(np.bincount(dataset.targets), [1000] * 10)
   assert abs(dataset.samples.mean() - 0.2868) < 1e-3
+
+
+def tabular(root):
+  """Writes a table, `people`, and texts, `reviews`, of which `alone` has one split."""
+  from tensorflow_datasets import features as kinds
+
+  people = kinds.FeaturesDict(
+    {
+      'age': kinds.Scalar(np.float32),
+      'ill': kinds.ClassLabel(names=['no', 'yes']),
+      'job': kinds.Tensor(shape=(), dtype=np.str_),
+      'days': kinds.Tensor(shape=(2,), dtype=np.int64),
+    }
+  )
+  ages = [20.5, 21.5, 22.5, float('nan'), *(24.5 + n for n in range(16))]
+  jobs = [b'cook', b'nurse, night'] * 10
+  rows = [{'age': ages[n], 'ill': n % 2, 'job': jobs[n], 'days': [n % 5, 7 - n % 3]} for n in range(20)]
+  write(root, 'people/1.0.0', people, {'train': rows[:14], 'test': rows[14:]})
+  reviews = kinds.FeaturesDict({'label': kinds.ClassLabel(names=['bad', 'good']), 'text': kinds.Text()})
+  said = [{'label': n % 2, 'text': f'it, "{n}"; was\nso'.encode()} for n in range(12)]
+  write(
+    root, 'reviews/1.0.0', reviews, {'train': said[:8], 'test': said[8:], 'unsupervised': [{**said[0], 'label': -1}]}
+  )
+  write(root, 'alone/plain/1.0.0', reviews, {'train': said})
+
+
+def test_a_table_is_written_as_a_file_that_is_read(tmp_path, capsys):
+  tabular(tmp_path)
+  for _ in range(2):  # the file is there the second time
+    prepare_data.prepare('people', tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1] == f'read it by --dataset=table:{tmp_path}/people.csv'
+  lines = (tmp_path / 'people.csv').read_text().splitlines()
+  assert lines[0] == 'age,days 0,days 1,job,ill' and lines[4] == ',3,7,"nurse, night",yes' and len(lines) == 21
+  dataset = data.load(f'table:{tmp_path}/people.csv', 'train')
+  assert dataset.class_names == ('no', 'yes') and len(dataset.samples) == 14
+  schema = tables.from_json(dataset.settings['schema'])
+  assert [field.name for field in schema.fields] == ['age', 'days 0', 'days 1', 'job']
+
+
+def test_texts_are_written_as_a_file_for_each_split(tmp_path, capsys):
+  tabular(tmp_path)
+  prepare_data.prepare('reviews', tmp_path)
+  assert capsys.readouterr().out.splitlines()[-1] == f'read it by --dataset=text:{tmp_path}/reviews.text'
+  assert sorted(file.name for file in (tmp_path / 'reviews.text').iterdir()) == ['test.csv', 'train.csv']
+  held = text.read(f'text:{tmp_path}/reviews.text', 'test')
+  assert held.class_names == ('bad', 'good') and held.labels.tolist() == [0, 1, 0, 1]
+  assert held.read(1) == 'it, "9"; was\nso'
+  prepare_data.prepare('alone/plain', tmp_path)
+  assert text.read(f'text:{tmp_path}/alone-plain.csv', 'test').size == 2
+
+
+def test_what_is_no_table_is_refused_and_images_need_no_file(prepared, tmp_path):
+  from tensorflow_datasets import features as kinds
+
+  assert tfds_files.write('mnist', prepared.root) is None and not list(prepared.root.glob('*.csv'))
+  label, number = kinds.ClassLabel(num_classes=2), kinds.Scalar(np.float32)
+  curve = kinds.Tensor(shape=(None, 2), dtype=np.float32)
+  for name, features, words in (
+    ('curves', {'y': curve, 'label': label}, "'y' of curves is Tensor of shape"),
+    ('twice', {'x': number, 'a': label, 'b': label}, 'several classes and none of them is its label: a, b'),
+    ('bare', {'x': number}, 'no label among its features x'),
+  ):
+    write(tmp_path, f'{name}/1.0.0', kinds.FeaturesDict(features), {'train': []})
+    with pytest.raises(errors.UsageError, match=words):
+      tfds_files.write(name, tmp_path)
+  write(
+    tmp_path, 'latin/1.0.0', kinds.FeaturesDict({'text': kinds.Text(), 'label': label}),
+    {'train': [{'text': b'caf\xe9', 'label': 0}]},
+  )  # fmt: skip
+  with pytest.raises(errors.UsageError, match='a text is not UTF-8'):
+    tfds_files.write('latin', tmp_path)
