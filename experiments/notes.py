@@ -203,8 +203,8 @@ NOTES = (
   Note(
     'outpost_4_readings',
     'The attack has {TV 1e-4 | psnr} dB with our usual weight, {TV 0.01 | psnr} with that of the configuration files, '
-    'as in table IV here, and {published configuration | psnr} with all that they hold. The paper has {TV 0.01 | psnr | '
-    'paper}.',
+    'as in table IV here, and {published configuration | psnr} with all that they hold. The paper has '
+    '{TV 0.01 | psnr | paper}.',
     'eval mode, untrained',
   ),
   Note(
