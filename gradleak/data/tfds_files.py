@@ -17,7 +17,7 @@ _WIDEST = 256  # entries of a feature that become columns
 
 
 def write(name: str, data_dir: str | pathlib.Path | None = None) -> str | None:
-  """Writes a prepared TFDS dataset as CSV, unless it is there, and returns the name by which `load` reads it.
+  """Writes a prepared TFDS dataset as CSV, and returns the name by which `load` reads it.
 
   A dataset with one text as its input becomes `text:PATH`: a file, or a folder with a file for each split. Another one
   of numbers, classes and texts becomes `table:PATH`: one file with the rows of all splits, whose last column is the
@@ -41,21 +41,21 @@ def write(name: str, data_dir: str | pathlib.Path | None = None) -> str | None:
     return None
   label = _label(found, features, name)
   words = _words(found, features, label)
-  path = pathlib.Path(tfds.root(data_dir), name.partition(':')[0].replace('/', '-'))
+  folder, stem = pathlib.Path(tfds.root(data_dir)), name.partition(':')[0].replace('/', '-')
+  file = folder / f'{stem}.csv'
   if words is None:
     columns = [column for key in features if key != label for column in _columns(key, features[key], name)]
     if label is None or not columns:
       raise errors.UsageError(f'the dataset {name} has no label among its features {", ".join(features)}')
-    file = path.with_suffix('.csv')
-    if not file.exists():
-      headings = [*(heading for heading, _, _ in columns), label]
-      _write(file, headings, (row for split in found.info.splits for row in _rows(found, name, split, columns, label)))
+    headings = [*(heading for heading, _, _ in columns), label]
+    _write(file, headings, (row for split in found.info.splits for row in _rows(found, name, split, columns, label)))
     return f'table:{file}'
   parts = {split: list(_rows(found, name, split, [(words, words, None)], label)) for split in found.info.splits}
   parts = {split: rows for split, rows in parts.items() if rows}
   for split, rows in parts.items():
-    file = path.with_suffix('.csv') if len(parts) == 1 else path.with_suffix(f'.{FILE}') / f'{split}.csv'
-    file.parent.mkdir(parents=True, exist_ok=True)
+    if len(parts) > 1:
+      file = folder / f'{stem}.{FILE}' / f'{split}.csv'
+      file.parent.mkdir(exist_ok=True)
     _write(file, [FILE, *([] if label is None else ['label'])], rows)
   return f'{FILE}:{file if len(parts) == 1 else file.parent}'
 

@@ -248,14 +248,13 @@ def tabular(root):
   write(
     root, 'reviews/1.0.0', reviews, {'train': said[:8], 'test': said[8:], 'unsupervised': [{**said[0], 'label': -1}]}
   )
-  write(root, 'alone/plain/1.0.0', reviews, {'train': said})
+  write(root, 'alone/v1.plain/1.0.0', reviews, {'train': said})
 
 
 def test_a_table_is_written_as_a_file_that_is_read(tmp_path, capsys):
   tabular(tmp_path)
-  for _ in range(2):  # the file is there the second time
-    prepare_data.prepare('people', tmp_path)
-    assert capsys.readouterr().out.splitlines()[-1] == f'read it by --dataset=table:{tmp_path}/people.csv'
+  prepare_data.prepare('people', tmp_path)
+  assert capsys.readouterr().out.splitlines()[-1] == f'read it by --dataset=table:{tmp_path}/people.csv'
   lines = (tmp_path / 'people.csv').read_text().splitlines()
   assert lines[0] == 'age,days 0,days 1,job,ill' and lines[4] == ',3,7,"nurse, night",yes' and len(lines) == 21
   dataset = data.load(f'table:{tmp_path}/people.csv', 'train')
@@ -272,8 +271,8 @@ def test_texts_are_written_as_a_file_for_each_split(tmp_path, capsys):
   held = text.read(f'text:{tmp_path}/reviews.text', 'test')
   assert held.class_names == ('bad', 'good') and held.labels.tolist() == [0, 1, 0, 1]
   assert held.read(1) == 'it, "9"; was\nso'
-  prepare_data.prepare('alone/plain', tmp_path)
-  assert text.read(f'text:{tmp_path}/alone-plain.csv', 'test').size == 2
+  prepare_data.prepare('alone/v1.plain', tmp_path)
+  assert text.read(f'text:{tmp_path}/alone-v1.plain.csv', 'test').size == 2
 
 
 def test_what_is_no_table_is_refused_and_images_need_no_file(prepared, tmp_path):
