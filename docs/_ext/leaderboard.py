@@ -22,10 +22,19 @@ ENTRIES = DOCS.parent / 'results' / 'leaderboard'
 
 ATTACKERS = {
   'honest': 'a curious server',
-  'malicious': 'a malicious server, by its own attacks alone',
+  'malicious': 'a malicious server, by the worse of both',
   'list': 'a server with a list of suspects',
 }
-_ANSWERS = ('everyone', 'listed', 'hidden', 'undecided', 'shown', 'blind', 'unpriced')  # findings of `deploy.advice`
+_ANSWERS = (
+  'everyone',
+  'listed',
+  'hidden',
+  'flagged',
+  'undecided',
+  'shown',
+  'blind',
+  'unpriced',
+)  # findings of `deploy.advice`
 
 
 def tasks(entries: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> str:
@@ -44,14 +53,17 @@ def tasks(entries: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> str
 
 def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns the defense that shows least, by task and attacker: sentences, and a table in Markdown."""
-  lines, found = [], dict[str, list[Finding]]()
+  lines, found = [], dict[str, list[tuple[str, Finding]]]()
   for of in _newest(entries):
     told = dict.fromkeys(ATTACKERS, '')
     for finding in deploy.advice(of):
       kind, side = _kind(finding)
-      if kind in _ANSWERS:
+      if kind == 'inconclusive':
+        unknown = listed(f'`{one}`' for one in finding.facts['names'])
+        told[side] = '; '.join(filter(None, [told[side], f'not known of {unknown}, whose attacks did not converge']))
+      elif kind in _ANSWERS:
         told[side] = _answer(kind, finding.facts)
-        found.setdefault(side, []).append(finding)
+        found.setdefault(side, []).append((_short(of), finding))
     lines.append((_title(of), *told.values()))
   return f'{_led(found)}\n\n{methods._grid(("task", *ATTACKERS.values()), lines)}\n'
 
@@ -62,16 +74,18 @@ def _kind(finding: Finding) -> tuple[str, str]:
   return kind, side or 'list'
 
 
-def _led(found: Mapping[str, Sequence[Finding]]) -> str:
+def _led(found: Mapping[str, Sequence[tuple[str, Finding]]]) -> str:
   """Returns the answer for a curious server, and for one with a list of suspects, over all tasks."""
-  seen = [finding for finding in found['honest'] if 'best' in finding.facts]
-  best = listed(f'`{one}`' for one in dict.fromkeys(finding.facts['best'] for finding in seen))
-  recovered = sum(_kind(finding)[0] != 'blind' for finding in found['honest'])
-  hidden = [finding for finding in seen if _kind(finding)[0] == 'hidden']
-  told = f'**Against a curious server {best} show{"" if " and " in best else "s"} least, by the task.** '
-  told += f'At most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, on '
-  told += f'{len(hidden) or "none"} of the {recovered} tasks where undefended samples are recovered. '
-  if {_kind(finding)[0] for finding in found.get('list', ())} == {'everyone'}:
+  seen = [(title, finding) for title, finding in found['honest'] if 'best' in finding.facts]
+  best = together((finding.facts['best'], title) for title, finding in seen)
+  named = listed([f'`{one}` ({", ".join(titles)})' for one, titles in best.items()] or ['none'])
+  told = f'**Against a curious server these show least: {named}.** '
+  recovered = sum(_kind(finding)[0] != 'blind' for _, finding in found['honest'])
+  hidden = [title for title, finding in seen if _kind(finding)[0] == 'hidden']
+  told += f'That at most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, holds '
+  told += f'on {len(hidden) or "none"} of the {recovered} tasks where undefended samples are recovered'
+  told += f': {listed(hidden)}. ' if hidden else '. '
+  if {_kind(finding)[0] for _, finding in found.get('list', ())} == {'everyone'}:
     told += 'None of them hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
 
@@ -89,9 +103,11 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     return f'{least}: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), cost unknown'
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
   shown += f'costs {facts["cost"]}'
-  return {'hidden': f'**deploy** {shown}', 'undecided': f'{shown}; more uploads would decide'}.get(
-    kind, f'none hides them; least {shown}'
-  )
+  return {
+    'hidden': f'**deploy** {shown}',
+    'flagged': f'{shown}; flagged: {facts.get("flags")}',
+    'undecided': f'{shown}; more uploads would decide',
+  }.get(kind, f'none hides them; least {shown}')
 
 
 def _title(of: Sequence[Mapping[str, Any]]) -> str:
@@ -99,6 +115,10 @@ def _title(of: Sequence[Mapping[str, Any]]) -> str:
   title = f'{of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]}'
   version = f'AutoLeak-{number_of(of[0])}'
   return title if version == ensemble.VERSION else f'{title} ({version}, {of[0]["honest"]["n"]} uploads)'
+
+
+def _short(of: Sequence[Mapping[str, Any]]) -> str:
+  return f'{of[0]["task"]["model"].partition("+")[0].partition("(")[0]} on {of[0]["task"]["dataset"]}'
 
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -149,7 +169,7 @@ def _share(entry: Mapping[str, Any]) -> str:
 
 
 def _at_most(*entries: Mapping[str, Any]) -> str:
-  return f'{max(entry["cost"]["points"] for entry in entries):.1f}'
+  return f'{max(max(entry["cost"]["interval"]) for entry in entries):.1f}'
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:

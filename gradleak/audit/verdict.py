@@ -12,7 +12,8 @@ CONTROL = 'null_gradient'
 # The verdicts on a reconstruction, the strongest first; then those on a run that shows nothing.
 LEVELS = ('exact', 'recognisable', 're-identified', 'above chance')
 NOTHING = 'nothing seen'
-VERDICTS = (*LEVELS, 'inconclusive', 'diverged', NOTHING)  # the worst first
+INCONCLUSIVE = 'inconclusive'
+VERDICTS = (*LEVELS, INCONCLUSIVE, 'diverged', NOTHING)  # the worst first
 RECOVERED = LEVELS[:2]  # there is a picture
 MIN_CANDIDATES = 99  # with fewer, more than one original in a hundred is found by chance
 CHANCE = 741  # runs on noise, one of which is beyond three standard deviations
@@ -104,7 +105,7 @@ def judge(row: dict, beyond: Threshold) -> dict:
     1e-3 * (row['objective_start'] - row['objective_at_truth']) if success else 1e-6 * abs(row['objective_at_truth'])
   )
   solved = bool(gap <= tolerance)
-  verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else 'inconclusive')
+  verdict = 'diverged' if row['diverged'] else level or (NOTHING if solved else INCONCLUSIVE)
   control = dict(zip(kind.controls, (beyond.score, beyond.correlation), strict=True))
   return {**control, 'success': success, 'solved': solved, 'verdict': verdict}
 
@@ -184,7 +185,7 @@ def require_undefended_recovery(rows: list[dict], undefended: set[str]) -> list[
 
   def credited(row: dict) -> dict:
     undeserved = row['verdict'] == NOTHING and row['trial'] in failing and not row['control']
-    return {**row, 'verdict': 'inconclusive'} if undeserved else row
+    return {**row, 'verdict': INCONCLUSIVE} if undeserved else row
 
   return [credited(row) for row in rows]
 

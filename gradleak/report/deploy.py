@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradleak.audit.verdict import RECOVERED
+from gradleak.audit.verdict import INCONCLUSIVE, RECOVERED
 from gradleak.core import statistics
-from gradleak.report.formatting import minus, number
+from gradleak.report.formatting import listed, minus, number
 from gradleak.report.words import Finding, found
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
@@ -17,7 +17,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what the entries of one task say of its defenses, a `Finding` for each kind of attacker.
 
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
-  Shares of images are compared by the upper ends of their intervals.
+  Inconclusive verdicts say nothing for a defense: one with more of them than `HIDDEN` does not count either. Shares of
+  samples are compared by the upper ends of their intervals. A malicious server also sees what a curious one
+  sees: the worse of both counts.
 
   Args:
     entries: of the leaderboard, of one task.
@@ -53,41 +55,67 @@ def affordable(entry: Mapping[str, Any]) -> bool:
 
 
 def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
-  """Returns how many images are shown to an attacker: {'count', 'n', 'range'}."""
-  level = next(one for one in entry[side]['levels'] if one['level'] == SHOWN)
-  return {
-    'count': level['count'],
-    'n': entry[side]['n'],
-    'range': {'success_low': level['low'], 'success_high': level['high']},
-  }
+  """Returns how many samples are shown to an attacker: {'count', 'n', 'range'}."""
+  level = max(
+    ((one, entry[which]['n']) for which in _sides(side) for one in entry[which]['levels'] if one['level'] == SHOWN),
+    key=lambda pair: pair[0]['high'],
+  )
+  one, n = level
+  return {'count': one['count'], 'n': n, 'range': {'success_low': one['low'], 'success_high': one['high']}}
+
+
+def _failed(seen: Mapping[str, Any]) -> bool:
+  """Returns whether more verdicts are inconclusive than samples may be shown; where a level is reached, it counts."""
+  return seen.get('verdict') == INCONCLUSIVE and seen['count'] > HIDDEN * seen['n']
+
+
+def _sides(side: str) -> tuple[str, ...]:
+  """Returns whose attacks a server can run; a malicious one also runs those of a curious one."""
+  return ('malicious', 'honest') if side == 'malicious' else ('honest',)
 
 
 def _seen(entry: Mapping[str, Any], side: str) -> list[float]:
-  """Returns the upper ends of what an attacker sees: of images that are recognisable, then of each level."""
-  levels = entry[side]['levels']
-  return [one['high'] for one in (*(one for one in levels if one['level'] == SHOWN), *levels)]
+  """Returns the upper ends of what an attacker sees: of samples that are recognisable, then of each level."""
+  ends = []
+  for which in _sides(side):
+    levels = entry[which]['levels']
+    ends.append([one['high'] for one in (*(one for one in levels if one['level'] == SHOWN), *levels)])
+  return [max(pair) for pair in zip(*ends, strict=True)]
 
 
 def _side(
   side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]], priced: bool
 ) -> list[Finding]:
   """Returns what is to be said of one kind of server; `priced`: whether costs are known."""
-  open_ = [_level(entry, side) for entry in undefended if entry[side]]
-  if open_ and not any(one['count'] for one in open_):
-    return [found(f'deploy.blind_{side}', n=open_[0]['n'])]
-  if not open_ or not cheap:
+  bare = [one for entry in undefended if entry[side] for one in entry[side]['levels'] if one['level'] == SHOWN]
+  if bare and not any(one['count'] for one in bare):
+    return [found(f'deploy.blind_{side}', n=undefended[0][side]['n'])]
+  if not bare or not cheap:
     return []
 
+  failed = [entry['defense'] for entry in cheap if _failed(entry[side])]
+  told = [found(f'deploy.inconclusive_{side}', names=failed, n=len(failed))] if failed else []
+  cheap = [entry for entry in cheap if entry['defense'] not in failed]
+  if not cheap:
+    return told
   if not priced:
     least = min(_seen(entry, side) for entry in cheap)
     names = [entry['defense'] for entry in cheap if _seen(entry, side) == least]
     level = next(_level(entry, side) for entry in cheap if entry['defense'] == names[0])
-    return [found(f'deploy.unpriced_{side}', names=names, number=len(names), **level)]
+    return [found(f'deploy.unpriced_{side}', names=names, number=len(names), **level), *told]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
   level = _level(best, side)
-  high = level['range']['success_high']
+  high, flags = level['range']['success_high'], [flag.partition(':')[0] for flag in best.get('flags', ())]
   name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
-  return [found(f'deploy.{name}_{side}', best=best['defense'], most=high, cost=_price(best), **level)]
+  name = 'flagged' if flags and name != 'shown' else name
+  facts = {
+    'best': best['defense'],
+    'most': high,
+    'cost': _price(best),
+    'flags': listed(flags) if flags else '',
+    **level,
+  }
+  return [found(f'deploy.{name}_{side}', **facts), *told]
 
 
 def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -368,13 +368,16 @@ def test_answers_are_those_of_the_leaderboard(extensions):
     for kind, facts in told.items():
       if kind.endswith('_honest') and 'best' in facts:
         assert f'`{facts["best"]}`' in led and f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
+      elif kind.startswith('inconclusive_'):
+        assert f'not known of `{facts["names"][0]}`' in line
       elif kind == 'everyone':
         assert f'{facts["n"]} of {facts["n"]} named among {facts["candidates"]} others' in line
       elif kind == 'blind_honest':
         assert f'reconstructions fail even undefended (0 of {facts["n"]})' in line
   names = [finding.name for of in board._newest(entries) for finding in deploy.advice(of)]
   assert ('None of them hides whose sample' in led) == ('deploy.listed' not in names)
-  recovered = sum(name.endswith('_honest') and not name.startswith('deploy.blind') for name in names)
+  other = ('deploy.blind', 'deploy.inconclusive')
+  recovered = sum(name.endswith('_honest') and not name.startswith(other) for name in names)
   assert f'on {names.count("deploy.hidden_honest") or "none"} of the {recovered} tasks' in led
 
 
@@ -385,9 +388,12 @@ def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
   hidden = words.found('deploy.hidden_honest', **of)
   named = words.found('deploy.listed', best='a', identified=1, n=9, candidates=99)
   led = extensions('leaderboard')._led
-  text = led({'honest': [hidden], 'list': [named]})
-  assert '`a` shows least' in text and 'on 1 of the 1 tasks' in text and 'None of them hides' not in text
-  assert 'None of them hides' not in led({'honest': [hidden]})
+  text = led({'honest': [('mlp on x', hidden)], 'list': [('mlp on x', named)]})
+  assert 'these show least: `a` (mlp on x).**' in text and 'on 1 of the 1 tasks' in text
+  assert 'recovered: mlp on x. ' in text and 'None of them hides' not in text
+  flagged = words.found('deploy.flagged_honest', **of)
+  text = led({'honest': [('mlp on x', flagged)]})
+  assert 'on none of the 1 tasks' in text and 'None of them hides' not in text
 
 
 def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):

@@ -89,8 +89,36 @@ def test_without_any_cost_those_that_show_least_are_named():
   entries = [entry(name, shown, malicious=4, cost=None) for name, shown in (('a', 0), ('b', 30), ('c', 0))]
   told = deploy.advice([NONE, *entries])
   assert [one.name for one in told] == ['deploy.unpriced_honest', 'deploy.unpriced_malicious', 'deploy.unknown']
-  assert told[0].facts['names'] == ['a', 'c'] and told[1].facts['names'] == ['a', 'b', 'c']
+  assert told[0].facts['names'] == told[1].facts['names'] == ['a', 'c']
   assert '`a` and `c` show least: 0 of 40 samples are recognisable (0–9 %). What they cost is unknown.' in str(told[0])
+
+
+def test_attacks_that_did_not_converge_say_nothing_for_a_defense():
+  failed, other = entry('a', 0, malicious=0), entry('b', 3, malicious=9)
+  failed['malicious'] |= {'verdict': 'inconclusive', 'count': 40}
+  told = deploy.advice([NONE, failed, other])
+  assert [one.name for one in told] == [
+    'deploy.hidden_honest', 'deploy.shown_malicious', 'deploy.inconclusive_malicious',
+  ]  # fmt: skip
+  assert [one.facts.get('best') for one in told] == ['a', 'b', None] and 'Under `a` the attacks' in str(told[-1])
+  assert names(NONE, failed) == ['hidden_honest', 'inconclusive_malicious']
+  failed['malicious']['count'] = 4  # as few as may be shown
+  assert names(NONE, failed, other) == ['hidden_honest', 'hidden_malicious']
+
+
+def test_a_flag_is_said_and_nothing_is_to_be_deployed_by_it():
+  made = {**entry('a', 0), 'flags': ['attack weaker than its control: tag is nearer on noise']}
+  (told,) = deploy.advice([NONE, made])
+  assert told.name == 'deploy.flagged_honest' and 'too low: attack weaker than its control.' in str(told)
+  assert 'deploy `a`' not in str(told)
+  assert names(NONE, {**made, 'honest': side(20, 40)}) == ['shown_honest']
+
+
+def test_a_malicious_server_sees_what_a_curious_one_sees():
+  told = deploy.advice([NONE, entry('a', 20, malicious=0), entry('b', 3, malicious=9)])
+  assert [one.facts['best'] for one in told] == ['b', 'b'] and [one.facts['count'] for one in told] == [3, 9]
+  told = deploy.advice([NONE, entry('a', 20, malicious=0)])
+  assert [one.facts['count'] for one in told] == [20, 20]
 
 
 def test_a_task_on_which_no_attack_works_says_so():
