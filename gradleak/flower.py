@@ -163,7 +163,7 @@ def audit(
     client: how the simulated client trains. Its fields may be given as keyword arguments: learning_rate, momentum,
       local_epochs, local_batch_size and others; share is 'delta'.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text. It is simulated, and attackers who
-      know it run.
+      know it run. DP-SGD of Opacus is recognised without it.
     **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, labels, restarts, steps,
       controls, workdir, progress.
 
