@@ -45,7 +45,8 @@ def tasks(entries: Mapping[str, Mapping[str, Any]], folder: pathlib.Path) -> str
     drawn = shares_picture(of)
     if drawn is not None:
       (folder / f'shares-{place}.png').write_bytes(drawn)
-      parts.append(f'![{said("leaderboard.shares")}](_deploy/shares-{place}.png)')
+      picture = f'![{said("leaderboard.shares")}](_deploy/shares-{place}.png)'
+      parts.append(f':::{{div}} scrolled\n{picture}\n:::')
     with about(of[0]['task']['more']):
       parts.append('\n'.join(f'- {one}' for one in deploy.advice(of) if _kind(one)[0] not in _ANSWERS))
   return '\n\n'.join(filter(None, parts)) + '\n'

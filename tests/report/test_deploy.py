@@ -101,6 +101,7 @@ def test_attacks_that_did_not_converge_say_nothing_for_a_defense():
     'deploy.hidden_honest', 'deploy.shown_malicious', 'deploy.inconclusive_malicious',
   ]  # fmt: skip
   assert [one.facts.get('best') for one in told] == ['a', 'b', None] and 'Under `a` the attacks' in str(told[-1])
+  assert 'says nothing for this defense' in str(told[-1])
   assert names(NONE, failed) == ['hidden_honest', 'inconclusive_malicious']
   failed['malicious']['count'] = 4  # as few as may be shown
   assert names(NONE, failed, other) == ['hidden_honest', 'hidden_malicious']
