@@ -136,7 +136,8 @@ def right(name: str, figure: str) -> list[Column]:
   """Returns the columns of batches that two packages attack; `name` is what of them is right."""
   times = [Column('s per batch', 'seconds', ',.2f'), Column('core s', 'core', ',.2f')]
   mean = Column(f'{name} right', figure, '.3f', lambda runs: statistics.mean_interval(runs[0])[0])
-  return [*times, mean, Column('±', figure, '.3f', _margin), *ratios('seconds', 'core')]
+  margin = Column('±', figure, lambda half: '–' if np.isnan(half) else f'{half:.3f}', _margin)
+  return [*times, mean, margin, *ratios('seconds', 'core')]
 
 
 def _margin(runs: Sequence[Any]) -> float:
@@ -164,7 +165,8 @@ def paired(found: Found, figure: str) -> str:
   less = np.subtract(*(side[0] for side in sides))
   mean, low, high = statistics.mean_interval(less)
   judged = 'a difference' if low > 0 or high < 0 else 'undecided'
-  return f'The first less the second, on {len(less)} batches: {mean:+.3f} ({low:+.3f} to {high:+.3f}), {judged}.'
+  interval = f' ({low:+.3f} to {high:+.3f})' if len(less) > 1 else ''
+  return f'The first less the second, on {len(less)} batches: {mean:+.3f}{interval}, {judged}.'
 
 
 def batch_figures(

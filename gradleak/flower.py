@@ -17,7 +17,7 @@ from gradleak.core.trees import Tree
 from gradleak.defenses.defense import as_defense
 from gradleak.defenses.text import parse
 from gradleak.engine.parts import told
-from gradleak.engine.progress import computing, reporter
+from gradleak.engine.progress import callback, computing
 from gradleak.federated import ClientSettings
 from gradleak.frameworks import opacus
 from gradleak.frameworks.comparison import Comparison, compare
@@ -215,8 +215,7 @@ def audit(
 
 def _compared(progress: str | Callable | None, steps: list[opacus.Step], *what: Any) -> Comparison:
   """Returns what `compare` does; its first sentence is on the steps that Opacus took, if any."""
-  show = progress if progress is None or callable(progress) else reporter(progress)
-  with told(computing(show, 'comparison')):
+  with told(computing(callback(progress), 'comparison')):
     found = compare(*what)
   words = opacus.defense_of(steps)[1]
   return dataclasses.replace(found, words=(words, *found.words)) if words else found

@@ -50,7 +50,7 @@ from gradleak.engine import driver, memory
 from gradleak.engine.ahead import Ahead
 from gradleak.engine.execution import Execution
 from gradleak.engine.parts import told
-from gradleak.engine.progress import computing, end, note, reporter
+from gradleak.engine.progress import callback, computing, end, note
 from gradleak.federated.scenario import Scenario
 
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
@@ -116,7 +116,7 @@ def audit(
   made = plan(key, scenario, defenses, attacks, num_trials, given, only)
   how.check('gradleak.audit', num_trials, workdir)
   _check_shared(given, how, workdir)
-  show = progress if progress is None or callable(progress) else reporter(progress)
+  show = callback(progress)
   several, split = how.process[1] > 1, how.split
   speed = {'group_size': how.size(scenario.variables, given.batch_size), 'shards': how.shards or how.process[1]}
   with alone(workdir if not split or jax.process_index() == 0 else None, how.process):

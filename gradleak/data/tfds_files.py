@@ -56,7 +56,7 @@ def write(name: str, data_dir: str | pathlib.Path | None = None) -> str | None:
     if len(parts) > 1:
       file = folder / f'{stem}.{FILE}' / f'{split}.csv'
       file.parent.mkdir(exist_ok=True)
-    _write(file, [FILE, *([] if label is None else ['label'])], rows)
+    _write(file, ['text', *([] if label is None else ['label'])], rows)
   return f'{FILE}:{file if len(parts) == 1 else file.parent}'
 
 

@@ -28,6 +28,11 @@ def reporter(mode: str = 'auto', stream: TextIO | None = None) -> Callable[[str,
   return _chosen(mode, stream or sys.stderr, _Bar, _Lines)
 
 
+def callback(progress: str | Callable | None) -> Callable | None:
+  """Returns the callback of a run's `progress=`: a user's own function, or the `reporter` of a mode; None for none."""
+  return progress if progress is None or callable(progress) else reporter(progress)
+
+
 def note(progress: Callable | None, text: str) -> None:
   """Hands a line to a callback of `reporter`; a user's own function takes none."""
   getattr(progress, 'note', lambda _: None)(text)

@@ -79,14 +79,14 @@ def defense_of(steps: Sequence[Step]) -> tuple[Defense | None, str]:
     return None, ''
   first = steps[0]
   why = ''
-  if any(step.optimizer not in _FLAT for step in steps):
-    why = f'{first.optimizer} has a bound for each layer, or one that changes'
+  if other := [step.optimizer for step in steps if step.optimizer not in _FLAT]:
+    why = f'{other[0]} has a bound for each layer, or one that changes'
   elif any((step.norm, step.noise) != (first.norm, first.noise) for step in steps):
     why = 'norm or noise change from step to step'
   elif first.divisor is None:
     why = "the sum is not divided by the number of samples: loss_reduction='sum'"
-  elif any(step.rate < 1 for step in steps):
-    why = f'batches are drawn by Poisson sampling at a rate of {first.rate:.3g}: make one batch of all samples'
+  elif (rate := min(step.rate for step in steps)) < 1:
+    why = f'batches are drawn by Poisson sampling at a rate of {rate:.3g}: make one batch of all samples'
   elif any(step.samples not in (None, step.divisor) for step in steps):
     sizes = ', '.join(str(size) for size in sorted({step.samples for step in steps if step.samples is not None}))
     why = f'the sum is divided by {first.divisor}, and batches have {sizes} samples'

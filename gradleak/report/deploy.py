@@ -18,8 +18,8 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Inconclusive verdicts say nothing for a defense: one with more of them than `HIDDEN` does not count either. Shares of
-  samples are compared by the upper ends of their intervals. A malicious server also sees what a curious one
-  sees: the worse of both counts.
+  samples are compared by the upper ends of their intervals. A malicious server also sees what a curious one sees: the
+  worse of both counts.
 
   Args:
     entries: of the leaderboard, of one task.
@@ -56,11 +56,10 @@ def affordable(entry: Mapping[str, Any]) -> bool:
 
 def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
   """Returns how many samples are shown to an attacker: {'count', 'n', 'range'}."""
-  level = max(
+  one, n = max(
     ((one, entry[which]['n']) for which in _sides(side) for one in entry[which]['levels'] if one['level'] == SHOWN),
     key=lambda pair: pair[0]['high'],
   )
-  one, n = level
   return {'count': one['count'], 'n': n, 'range': {'success_low': one['low'], 'success_high': one['high']}}
 
 
@@ -87,9 +86,9 @@ def _side(
   side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]], priced: bool
 ) -> list[Finding]:
   """Returns what is to be said of one kind of server; `priced`: whether costs are known."""
-  bare = [one for entry in undefended if entry[side] for one in entry[side]['levels'] if one['level'] == SHOWN]
-  if bare and not any(one['count'] for one in bare):
-    return [found(f'deploy.blind_{side}', n=undefended[0][side]['n'])]
+  bare = [entry[side] for entry in undefended if entry[side]]
+  if bare and not any(one['count'] for seen in bare for one in seen['levels'] if one['level'] == SHOWN):
+    return [found(f'deploy.blind_{side}', n=bare[0]['n'])]
   if not bare or not cheap:
     return []
 

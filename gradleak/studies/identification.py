@@ -59,7 +59,7 @@ from gradleak.engine import driver
 from gradleak.engine.execution import Execution
 from gradleak.engine.groups import Layout
 from gradleak.engine.parts import told
-from gradleak.engine.progress import computing, end, note, reporter
+from gradleak.engine.progress import callback, computing, end, note
 from gradleak.federated.scenario import Scenario
 
 STATISTICS = ('likelihood', 'direction', 'pattern')
@@ -255,7 +255,7 @@ def identify(
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')
-  show = progress if progress is None or callable(progress) else reporter(progress)
+  show = callback(progress)
   size = how.size(scenario.variables)
   tables: dict[str, list] = {name: [] for name in _FILES}
   with alone(workdir, how.process):

@@ -15,7 +15,7 @@ from gradleak.core.settings import paired
 from gradleak.core.storage import json_lines, write_atomically
 from gradleak.engine import driver
 from gradleak.engine.execution import Execution
-from gradleak.engine.progress import end, note, reporter
+from gradleak.engine.progress import callback, end, note
 from gradleak.federated.scenario import Scenario
 
 Audits = Mapping[str, tuple[Any, Scenario]]
@@ -85,7 +85,7 @@ def sweep(
   given, how = paired('gradleak.sweep', changes, settings=(AuditSettings, settings), execution=(Execution, execution))
   how.check('gradleak.sweep', num_trials, workdir)
   planned = plan(audits, defenses, attacks, num_trials, given)
-  shown = progress if progress is None or callable(progress) else reporter(progress)
+  shown = callback(progress)
   forecast = _Forecast(planned, how.process[1], shown, say)
   say(_in_words(audits, planned, how, given))
   folder, rows, missing = errors.check_path('workdir', workdir), [], []

@@ -69,13 +69,14 @@ def test_batches_that_two_attack_are_compared_in_pairs():
     'on 4 batches: +0.100 (+0.087 to +0.113), a difference.'
   )
   assert judged([0.3, 0.8, 0.5, 0.7], even).endswith('+0.000 (-0.130 to +0.130), undecided.')
-  assert judged([0.3], [0.2]).endswith('undecided.')
+  assert judged([0.3], [0.2]).endswith('on 1 batches: +0.100, undecided.')
   assert harness.paired({'ours': {'cells': [even]}, 'theirs': 'n/a: PyTorch is not installed'}, 'cells') == ''
   heads = [column.head for column in harness.right('cells', 'cells')]
   shown = dict(
     zip(heads, harness.cells({'ours': {'cells': [even]}}, 'ours', harness.right('cells', 'cells')), strict=True)
   )
   assert shown['cells right'] == '0.575' and shown['±'] == '0.475'
+  assert harness.cells({'ours': {'cells': [[0.5]]}}, 'ours', harness.right('cells', 'cells'))[3] == '–'
 
 
 def test_what_was_measured_before_a_failure_stays():

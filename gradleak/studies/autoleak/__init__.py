@@ -25,7 +25,7 @@ from gradleak.core.storage import description, json_lines, made_folder, plain, s
 from gradleak.defenses import NO_DEFENSE, Mechanism
 from gradleak.defenses.defense import bind
 from gradleak.engine.execution import Execution
-from gradleak.engine.progress import end, note, reporter
+from gradleak.engine.progress import callback, end, note
 from gradleak.federated.scenario import Scenario
 from gradleak.studies.autoleak import flags
 from gradleak.studies.autoleak.baseline import Baseline, baselines
@@ -213,7 +213,7 @@ class _Run:
   ):
     self.key, self.scenario, self.defenses, self.num_trials = key, scenario, defenses, num_trials
     self.batch_size, self.staged, self.how = batch_size, staged, how
-    self.show = progress if progress is None or callable(progress) else reporter(progress)
+    self.show = callback(progress)
     self.folder = None if workdir is None else made_folder(workdir)
     self.audits: dict[str, AuditResult] = {}
     self.ranked: list[Ranked] = []

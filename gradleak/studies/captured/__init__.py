@@ -31,7 +31,7 @@ from gradleak.core.trees import Tree
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
 from gradleak.defenses.text import parse
-from gradleak.engine.progress import end, reporter
+from gradleak.engine.progress import callback, end
 from gradleak.federated import Client, ClientSettings
 from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
@@ -162,7 +162,7 @@ def attack(
   key = errors.check_key('key', key)
   if not isinstance(model, Model):
     raise errors.UsageError(f'the model is a {type(model).__name__}, expected a gradleak Model')
-  show = progress if progress is None or callable(progress) else reporter(progress)
+  show = callback(progress)
   fields = {'num_samples': number_of(truth), **fields} if truth is not None and given is None else fields
   chosen, trained = paired('gradleak.attack', fields, given=(CapturedSettings, given), client=(ClientSettings, client))
   check(chosen)
