@@ -113,14 +113,14 @@ def _deep(model, state, local=(1, 1, 1), *, dataset='cifar10', defenses=None, st
   )  # fmt: skip
 
 
-def _table_4(network, title, attack=CSDLG, *choices):
+def _table_4(network, title):
   runs, cells = {}, []
   for (epochs, samples, batch), figures in TABLE_4.items():
     row = f'E = {epochs}, n = {samples}, B = {batch}'
     losses = LOSSES_4[epochs, samples, batch][network]
     for (mode, trained), paper, loss in zip(STATES, figures[network], losses, strict=True):
       run = f'{mode}_{"trained" if trained else "untrained"}_{epochs}_{samples}_{batch}'
-      runs[run] = _deep(network, (mode, trained), (epochs, samples, batch), attack=attack)
+      runs[run] = _deep(network, (mode, trained), (epochs, samples, batch))
       column = f'{mode} mode, {"pretrained" if trained else "untrained"}'
       cells.append(Cell(column, row, 'psnr', run, 'none', paper))
       cells.append(Cell(column, row, 'ssim', run, 'none'))
@@ -134,7 +134,6 @@ def _table_4(network, title, attack=CSDLG, *choices):
     cells,
     IN_PLACE,
     'The learning rate is not stated: 0.01. Samples are not cropped or flipped here.',
-    *choices,
     LOSS,
   )
 
@@ -240,7 +239,7 @@ def _figure_4():
 EXPERIMENTS = (
   _table_1(),
   _table_4('resnet18', 'ResNet-18'),
-  _table_4('resnet152', 'ResNet-152', 'csdlg', 'The weight of total variation is 1e-4, and 0.01 for others.'),
+  _table_4('resnet152', 'ResNet-152'),
   _readings(),
   _table_5('outpost_5', 'CIFAR-100', 'cifar10', IN_PLACE),
   _table_5('outpost_5_tiny', 'Tiny ImageNet', TINY, f'Tiny ImageNet is a folder of images ({TINY}): TFDS has none.'),
