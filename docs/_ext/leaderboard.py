@@ -79,7 +79,7 @@ def _led(found: Mapping[str, Sequence[tuple[str, Finding]]]) -> str:
   told += f'on {len(hidden) or "none"} of the {recovered} tasks where undefended samples are recovered'
   told += f': {listed(hidden)}. ' if hidden else '. '
   if {_kind(finding)[0] for _, finding in found.get('list', ())} == {'everyone'}:
-    told += 'None of them hides whose sample an upload is from. '
+    told += 'None of those counted hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
 
 
@@ -89,7 +89,7 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     return f'reconstructions fail even undefended (0 of {facts["n"]})'
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
-    return f'none hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+    return f'none counted hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
   if kind == 'unpriced':
     names = facts['names']
     least = listed(f'`{one}`' for one in names) if len(names) < 5 else f'{len(names)} defenses'
@@ -100,7 +100,7 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     'hidden': f'**deploy** {shown}',
     'flagged': f'{shown}; flagged: {facts.get("flags")}',
     'undecided': f'{shown}; more uploads would decide',
-  }.get(kind, f'none hides them; least {shown}')
+  }.get(kind, f'none counted hides them; least {shown}')
 
 
 def _title(of: Sequence[Mapping[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import pytest
 import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
-from gradleak.adaptive.base import AVERAGES, typical_squared_norm
+from gradleak.adaptive.base import AVERAGES, Known, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
@@ -639,6 +639,14 @@ def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small
   adaptive = next(adaptive for adaptive in found if 'floor' in adaptive.name)
   (view,) = adaptive.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
   assert 0.85 < energy / view.noise < 1.15
+
+
+@pytest.mark.parametrize('cohort', [1, 2, 4])
+def test_each_client_of_a_cohort_divides_its_noise_by_its_own_samples(cohort, context):
+  several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=cohort))
+  known = Known(bound('dpsgd(norm=3,noise=2)', several), several, 8, 1, frozenset())
+  of_a_client = (2 * 3 / (8 // cohort)) ** 2  # of the mean over its samples, whose sum bears noise · norm
+  assert known.variance == pytest.approx(of_a_client / cohort)
 
 
 def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):

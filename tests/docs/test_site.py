@@ -375,7 +375,7 @@ def test_answers_are_those_of_the_leaderboard(extensions):
       elif kind == 'blind_honest':
         assert f'reconstructions fail even undefended (0 of {facts["n"]})' in line
   names = [finding.name for of in board._newest(entries) for finding in deploy.advice(of)]
-  assert ('None of them hides whose sample' in led) == ('deploy.listed' not in names)
+  assert ('None of those counted hides whose sample' in led) == ('deploy.listed' not in names)
   other = ('deploy.blind', 'deploy.inconclusive')
   recovered = sum(name.endswith('_honest') and not name.startswith(other) for name in names)
   assert f'on {names.count("deploy.hidden_honest") or "none"} of the {recovered} tasks' in led
@@ -390,10 +390,10 @@ def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
   led = extensions('leaderboard')._led
   text = led({'honest': [('mlp on x', hidden)], 'list': [('mlp on x', named)]})
   assert 'these show least: `a` (mlp on x).**' in text and 'on 1 of the 1 tasks' in text
-  assert 'recovered: mlp on x. ' in text and 'None of them hides' not in text
+  assert 'recovered: mlp on x. ' in text and 'None of those counted hides' not in text
   flagged = words.found('deploy.flagged_honest', **of)
   text = led({'honest': [('mlp on x', flagged)]})
-  assert 'on none of the 1 tasks' in text and 'None of them hides' not in text
+  assert 'on none of the 1 tasks' in text and 'None of those counted hides' not in text
 
 
 def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
