@@ -370,22 +370,13 @@ def test_closed_forms_read_batches_exactly(scenario, peeled):
   ],
   ids=str,
 )
-def test_tableak_beats_matching_without_relaxation(scenario, attack, low, high):
+def test_tableak_beats_matching_without_relaxation(scenario, mixed, attack, low, high):
   found = audit(scenario, [attack], batch_size=4)
+  (rows,), schema = found.reconstructions.values(), tables.from_json(mixed['test'].settings['schema'])
+  categories = [place for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
+  assert all(0 <= rows[..., place].min() and rows[..., place].max() <= 1 for place in categories)
   assert low < np.mean([row['cells'] for row in found.rows]) <= high
   assert np.mean([row['cells'] for row in found.controls]) < 0.5
-
-
-def test_tableak_returns_relaxed_cells_and_matching_does_not(scenario, mixed):
-  schema = tables.from_json(mixed['test'].settings['schema'])
-
-  def apart(attack):
-    (rows,) = audit(scenario, [attack], trials=1, batch_size=4).reconstructions.values()
-    categories = [place for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
-    return max(np.abs(rows[..., place].sum(axis=-1) - 1).max() for place in categories)
-
-  assert apart(gl.attacks.tableak(steps=2, seeds=1)) < 1e-5
-  assert apart(gl.attacks.csdlg_fast(tv=0.0, steps=2, start='normal')) > 0.1
 
 
 @pytest.mark.parametrize(('rows', 'classes'), [(1, 2), (3, 4), (6, 10)])
