@@ -12,6 +12,7 @@ BIN = $(VENV)/bin
 WORKDIR ?= results/audit
 MEASURE ?= speed
 BUDGET ?= 120
+PARALLEL = -n auto --maxprocesses=4 --dist=loadscope
 FAST = --attacks='csdlg_fast(tv=1e-6)' --steps=400
 FRAMEWORKS = tests/models/test_torch.py tests/models/test_torch_weights.py tests/frameworks tests/launch/test_torch_model.py $\
   tests/federated/test_local_training.py tests/federated/test_losses.py tests/federated/test_pytorch_loops.py $\
@@ -43,7 +44,7 @@ smoke: $(VENV)/.installed
 	$(BIN)/python launch/audit.py $(FAST) --steps=20 --trials=2 --controls=4 --progress=none --workdir=$$(mktemp -d)
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadscope
+	$(BIN)/python -m pytest $(PARALLEL)
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow -s --budget=$(BUDGET)
@@ -55,7 +56,7 @@ $(VENV)/.frameworks: $(VENV)/.installed
 	@touch $@
 
 frameworks: $(VENV)/.frameworks
-	$(BIN)/python -m pytest $(FRAMEWORKS)
+	$(BIN)/python -m pytest $(PARALLEL) $(FRAMEWORKS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
