@@ -374,7 +374,7 @@ def test_tableak_beats_matching_without_relaxation(scenario, mixed, attack, low,
   found = audit(scenario, [attack], batch_size=4)
   (rows,), schema = found.reconstructions.values(), tables.from_json(mixed['test'].settings['schema'])
   categories = [place for field, place in zip(schema.fields, schema.places, strict=True) if not field.numeric]
-  assert all(0 <= rows[..., place].min() and rows[..., place].max() <= 1 for place in categories)
+  assert all(rows[..., place].min() >= 0 and rows[..., place].max() <= 1 for place in categories)
   assert low < np.mean([row['cells'] for row in found.rows]) <= high
   assert np.mean([row['cells'] for row in found.controls]) < 0.5
 

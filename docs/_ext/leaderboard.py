@@ -89,7 +89,8 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     return f'reconstructions fail even undefended (0 of {facts["n"]})'
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
-    return f'none counted hides it: {named}' if kind == 'everyone' else f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+    best = f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+    return f'none counted hides it: {named}' if kind == 'everyone' else best
   if kind == 'unpriced':
     names = facts['names']
     least = listed(f'`{one}`' for one in names) if len(names) < 5 else f'{len(names)} defenses'
