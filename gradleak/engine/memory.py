@@ -1,11 +1,14 @@
 """Memory: how much of it is free, which errors mean that it ran out, and when compiled programs must be freed."""
 
+import contextlib
+import ctypes
+import os
 import pathlib
 from typing import Any
 
 import jax
 
-_MAPS, _MOST_MAPS = pathlib.Path('/proc/self/maps'), pathlib.Path('/proc/sys/vm/max_map_count')
+_PROCESS, _MOST_MAPS = pathlib.Path('/proc/self'), pathlib.Path('/proc/sys/vm/max_map_count')
 
 
 def free(device: Any) -> int | None:
@@ -22,7 +25,7 @@ def free(device: Any) -> int | None:
 
 
 def release_programs() -> bool:
-  """Frees the compiled programs of this process if it has more than half the memory maps that Linux allows it.
+  """Frees the compiled programs of this process if it takes more than half of its memory maps, or of the memory.
 
   A program on a CPU takes maps for each of its kernels, those of an audit of ResNet-20 several thousand. LLVM aborts a
   process that reaches the limit, 65,530 by default. What is freed is compiled again, or found on disk, when called.
@@ -31,13 +34,16 @@ def release_programs() -> bool:
     Whether they were freed.
   """
   try:
-    taken = _MAPS.read_bytes().count(b'\n')
+    maps = (_PROCESS / 'maps').read_bytes().count(b'\n')
     most = int(_MOST_MAPS.read_text('ascii'))
+    pages = int((_PROCESS / 'statm').read_text('ascii').split()[1])
   except OSError:  # no Linux
     return False
-  if 2 * taken <= most:
+  if 2 * maps <= most and 2 * pages <= os.sysconf('SC_PHYS_PAGES'):
     return False
   jax.clear_caches()
+  with contextlib.suppress(AttributeError):  # a C library without it; the GNU one keeps what is freed
+    ctypes.CDLL(None).malloc_trim(0)
   return True
 
 

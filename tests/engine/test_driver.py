@@ -305,13 +305,18 @@ def fail(monkeypatch, when, words):
   return calls
 
 
-@pytest.mark.parametrize(('most', 'freed'), [(3, True), (4, False), (None, False)])
-def test_programs_are_freed_before_linux_refuses_their_maps(tmp_path, monkeypatch, most, freed):
+@pytest.mark.parametrize(
+  ('most', 'pages', 'freed'), [(3, 0.0, True), (4, 0.5, False), (4, 0.51, True), (None, 0.6, False), (4, None, False)]
+)
+def test_programs_are_freed_before_a_process_takes_all_maps_or_memory(tmp_path, monkeypatch, most, pages, freed):
   (tmp_path / 'maps').write_text('one\ntwo\n')
   if most is not None:
     (tmp_path / 'most').write_text(f'{most}\n')
-  monkeypatch.setattr(memory, '_MAPS', tmp_path / 'maps')
+  if pages is not None:
+    (tmp_path / 'statm').write_text(f'9 {int(1000 * pages)} 9 9 0 9 0\n')
+  monkeypatch.setattr(memory, '_PROCESS', tmp_path)
   monkeypatch.setattr(memory, '_MOST_MAPS', tmp_path / 'most')
+  monkeypatch.setattr(os, 'sysconf', lambda name: 1000)
   cleared = []
   monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(1))
   assert memory.release_programs() == freed == bool(cleared)
