@@ -275,7 +275,7 @@ TRAINED_ON = {
     {'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 6, 'per_round': 3}},
   ),
   'EMNIST': (
-    'emnist/letters', 13, 88_800,  # with fewer samples a client has a single local step in a round
+    'emnist/letters', 13, 88_800,  # four local steps of each client in a round
     {'model': 'convnet9(width=4)', 'samples': 20_000, 'tested': 1000, 'protocol': {'rounds': 40}},
   ),
 }  # fmt: skip

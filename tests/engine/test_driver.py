@@ -1,8 +1,10 @@
+import ctypes
 import dataclasses
 import os
 import socket
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -317,9 +319,12 @@ def test_programs_are_freed_before_a_process_takes_all_maps_or_memory(tmp_path, 
   monkeypatch.setattr(memory, '_PROCESS', tmp_path)
   monkeypatch.setattr(memory, '_MOST_MAPS', tmp_path / 'most')
   monkeypatch.setattr(os, 'sysconf', lambda name: 1000)
-  cleared = []
-  monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(1))
-  assert memory.release_programs() == freed == bool(cleared)
+  done = []
+  monkeypatch.setattr(jax, 'clear_caches', lambda: done.append('freed'))
+  monkeypatch.setattr(ctypes, 'CDLL', lambda name: types.SimpleNamespace(malloc_trim=done.append))
+  assert memory.release_programs() == freed and done == ['freed', 0] * freed
+  monkeypatch.setattr(ctypes, 'CDLL', lambda name: types.SimpleNamespace())  # another C library
+  assert memory.release_programs() == freed
 
 
 EXHAUSTED = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nmore'
