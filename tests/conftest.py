@@ -1,6 +1,5 @@
 """Strict settings for all tests, two CPU devices so that sharding is always exercised, and shared fixtures."""
 
-import atexit
 import contextlib
 import functools
 import gc
@@ -9,7 +8,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import types
@@ -26,10 +24,13 @@ jax.config.update('jax_num_cpu_devices', 2)
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
-# Tests build the same programs again and again; one that was compiled in this session is read back, bit for bit.
-if 'GRADLEAK_TEST_CACHE' not in os.environ:  # the first process makes the folder, its workers inherit it
-  os.environ['GRADLEAK_TEST_CACHE'] = tempfile.mkdtemp(prefix='gradleak-test-cache-')
-  atexit.register(shutil.rmtree, os.environ['GRADLEAK_TEST_CACHE'], ignore_errors=True)
+# Tests build the same programs again and again: what this run or an earlier one compiled is read back, bit for bit.
+# The first process names the folder, which `pytest --cache-clear` empties; its workers inherit the name.
+PROGRAMS, MOST_BYTES = pathlib.Path(__file__).parents[1] / '.pytest_cache' / 'd' / 'programs', 2 * 10**9
+if 'GRADLEAK_TEST_CACHE' not in os.environ:
+  if sum(entry.stat().st_size for entry in (os.scandir(PROGRAMS) if PROGRAMS.is_dir() else ())) > MOST_BYTES:
+    shutil.rmtree(PROGRAMS, ignore_errors=True)  # nearly all of it is of code that has changed since
+  os.environ['GRADLEAK_TEST_CACHE'] = str(PROGRAMS)
 jax.config.update('jax_compilation_cache_dir', os.environ['GRADLEAK_TEST_CACHE'])
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
 jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
