@@ -271,7 +271,7 @@ TABLES_3_TO_5 = {
 TRAINED_ON = {
   'CIFAR-10': ('cifar10', 5, 50_000), 'CIFAR-100': ('cifar100', 50, 50_000), 'EMNIST': ('emnist/letters', 13, 88_800),
 }  # fmt: skip
-# Table -> fields of `Trainings` at scale mini. Of 20,000 samples a client takes four local steps in a round.
+# Table -> fields of `Trainings` at scale mini. With 20,000 samples a client takes four local steps in a round.
 TRAINED_AT_MINI = {
   'cifar10_convnet': {'samples': 5_000, 'tested': 1000, 'protocol': {'rounds': 40}},
   'cifar10_resnet': {'samples': 20_000, 'tested': 1000, 'protocol': {'rounds': 40}},

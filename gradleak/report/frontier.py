@@ -15,7 +15,7 @@ from gradleak.modalities import IMAGES, REGISTRY, Modality, of_config, of_rows
 from gradleak.report import chance as at_chance
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import aligned, measures, minus, number, of_attacker, percent, signed, upwards
+from gradleak.report.formatting import aligned, measures, minus, number, of_attacker, percent, upwards
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import said
 from gradleak.studies.frontier import Trained
@@ -24,7 +24,7 @@ from gradleak.summary.cases import csv_text, worst_case_of
 
 _EPSILON = ('epsilon', *(f'epsilon_{field.name}' for field in dataclasses.fields(Epsilon)[1:]))
 _COSTS = (
-  'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'points', 'points_low', 'points_high', 'loss',
+  'recovered', 'n', 'by', 'accuracy', 'majority_share', 'at_chance', 'cost', 'cost_low', 'cost_high', 'loss',
   'rounds', 'bytes_up', 'bytes_down', 'seconds', 'seconds_defense', *_EPSILON,
 )  # fmt: skip
 _DRAWN = 'defense', 'accuracy', 'recovered'
@@ -53,7 +53,7 @@ def entries(
   Args:
     trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them. 'majority_share' is
       that of the commonest class among the test samples. 'at_chance' says why the model is at chance, '' where it is
-      not or that is not known (`federated.chance.at_chance`). 'points' is what the accuracy is above that of 'none', in
+      not or that is not known (`federated.chance.at_chance`). 'cost' is what the accuracy is below that of 'none', in
       percentage points, with its 95 % interval by the test samples, see `federated.training.gained`; None where 'none'
       is at chance. 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is counted;
       'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
@@ -90,10 +90,10 @@ def _entry(
   defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None, num_classes: int | None
 ) -> Entry:
   rounds, measured = trained.rows, last_measured(trained)
-  gained = None
+  lost = None
   if base is not None and not chance.at_chance(last_measured(base), num_classes):
-    gained = training.gained(measured, trained.wrong, last_measured(base), base.wrong)
-  points, low, high = (None,) * 3 if gained is None else (100 * x for x in (gained.share, gained.low, gained.high))
+    lost = training.gained(last_measured(base), base.wrong, measured, trained.wrong)
+  cost, low, high = (None,) * 3 if lost is None else (100 * x for x in (lost.share, lost.low, lost.high))
   answered = sum(row['clients'] for row in rounds)
   spent = trained.epsilon
   terms = {} if spent is None else spent.terms
@@ -103,9 +103,9 @@ def _entry(
     'accuracy': measured.get('accuracy'),
     'majority_share': measured.get('majority_share'),
     'at_chance': chance.at_chance(measured, num_classes),
-    'points': points,
-    'points_low': low,
-    'points_high': high,
+    'cost': cost,
+    'cost_low': low,
+    'cost_high': high,
     'loss': measured.get('loss'),
     'rounds': len(rounds),
     'bytes_up': sum(row['bytes_up'] for row in rounds) / answered if answered else None,
@@ -127,7 +127,7 @@ def frontier_csv(found: Iterable[Entry]) -> str:
 def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = None) -> str:
   """Returns `entries` as an aligned table; KiB up are per upload, 'defense adds' is time of a round.
 
-  'points' are those of accuracy beside 'none', with their 95 % interval. Lines below name the models at chance, say
+  The accuracy cost is in percentage points beside 'none', with its 95 % interval. Lines below name the models at chance, say
   what each ε is relative to, and of which clients uploads were attacked.
 
   Args:
@@ -137,7 +137,7 @@ def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = No
   found = _check(found)
   base, shown = undefended(found), of_rows(found).shown[0]
   seen = shown.with_unit(), 'recovered', 'by'
-  head = ('defense', 'accuracy', 'points', 'KiB up', 's/round', 'defense adds', 'ε', *seen)
+  head = ('defense', 'accuracy', 'accuracy cost', 'KiB up', 's/round', 'defense adds', 'ε', *seen)
   lines = [
     (
       one['defense'],
@@ -165,25 +165,25 @@ def undefended(found: Iterable[Entry]) -> Entry | None:
   return next((one for one in found if one['defense'] == 'none'), None)
 
 
-def points(one: Entry, base: Entry | None) -> float | None:
-  """Returns the points of accuracy that a defense adds, from the rounded figures.
+def cost(one: Entry, base: Entry | None) -> float | None:
+  """Returns the accuracy cost of a defense in percentage points, from the rounded figures; below zero for a gain.
 
   None where one is not known, or the undefended model is at chance.
   """
   if base is None or base is one or base['at_chance'] or None in (one['accuracy'], base['accuracy']):
     return None
-  return round(round(100 * one['accuracy'], 1) - round(100 * base['accuracy'], 1), 1)
+  return round(round(100 * base['accuracy'], 1) - round(100 * one['accuracy'], 1), 1)
 
 
 def beside(one: Entry, base: Entry | None) -> str:
-  """Returns the points of accuracy that a defense adds, with their interval where it is known; '' for none."""
-  added = points(one, base)
-  return '' if added is None else signed(added) + (f' ({between(one)})' if between(one) else '')
+  """Returns the accuracy cost of a defense, with its interval where it is known; '' for none."""
+  lost = cost(one, base)
+  return '' if lost is None else minus(number(lost)) + (f' ({between(one)})' if between(one) else '')
 
 
 def between(one: Entry) -> str:
-  """Returns the interval of the points that a defense adds; '' where it is not known."""
-  return '' if one['points'] is None else minus(f'{number(one["points_low"])} to {number(one["points_high"])}')
+  """Returns the interval of the accuracy cost of a defense; '' where it is not known."""
+  return '' if one['cost'] is None else minus(f'{number(one["cost_low"])} to {number(one["cost_high"])}')
 
 
 def kib(size: float | None) -> str:

@@ -180,7 +180,7 @@ def _figures(
     sent = one['bytes_up']
     cells = [
       method(one['defense'], published.get(one['defense'])),
-      blocks.Cell(percent(one['accuracy']), [beside(one, base), one['at_chance'] and 'at chance']),
+      blocks.Cell(percent(one['accuracy']), [(paid := beside(one, base)) and f'cost {paid}', one['at_chance'] and 'at chance']),
       number(one['loss'], 3),
       str(one['rounds']),
       blocks.Cell(kib(sent), [before and sent is not None and per_cent(sent / before)]),
@@ -219,7 +219,7 @@ def _small_print(found: Sequence[Entry], worst: Worst) -> list[str]:
   """Returns what stands in small print in the table, in words."""
   base = undefended(found)
   several = base is not None and len(found) > 1
-  known = {'points': several and base and not base['at_chance'], 'bytes': several, 'interval': worst}
+  known = {'cost': several and base and not base['at_chance'], 'bytes': several, 'interval': worst}
   return [said(f'training.small_{name}') for name, there in known.items() if there]
 
 

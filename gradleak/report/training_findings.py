@@ -9,7 +9,7 @@ from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.modalities import of_rows
 from gradleak.report import chance
 from gradleak.report.formatting import defenses, listed, scored, significant, unit
-from gradleak.report.frontier import Entry, between, epsilon, points, protects, score, undefended
+from gradleak.report.frontier import Entry, between, cost, epsilon, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import Finding, found, said, worded
 from gradleak.studies.frontier import Trained
@@ -64,7 +64,7 @@ def cautions(
   """
   notes = [*_of_training(entries, config, trained), *_of_attacks(entries, worst)]
   if len(entries) > 1:
-    known = any(one['points'] is not None for one in entries)
+    known = any(one['cost'] is not None for one in entries)
     notes.append(found('training.once', by=said('training.once_by') if known else ''))
   return notes
 
@@ -241,11 +241,11 @@ def _cost(one: Entry, base: Entry | None) -> str:
   lost = _lost(one)
   if one['accuracy'] is None:
     parts = [said('training.cost_unmeasured')]
-  elif (added := points(one, base)) is None:
+  elif (lower := cost(one, base)) is None:
     parts = [said('training.cost_reaches', **one, lost=lost)]
   else:
-    beside = f'{abs(added):.1f} points {"less" if added < 0 else "more"} than' if added else 'as much as'
-    interval = '' if one['points'] is None else f' (95 % interval {between(one)} points)'
+    beside = f'{abs(lower):.1f} points {"less" if lower > 0 else "more"} than' if lower else 'as much as'
+    interval = '' if one['cost'] is None else f' (95 % interval of the cost {between(one)} points)'
     parts = [said('training.cost_points', **one, lost=lost, beside=beside, interval=interval)]
   sent = _bytes(one, base)
   if sent is not None:
