@@ -127,8 +127,8 @@ def frontier_csv(found: Iterable[Entry]) -> str:
 def frontier_table(found: Iterable[Entry], config: Mapping[str, Any] | None = None) -> str:
   """Returns `entries` as an aligned table; KiB up are per upload, 'defense adds' is time of a round.
 
-  The accuracy cost is in percentage points beside 'none', with its 95 % interval. Lines below name the models at chance, say
-  what each ε is relative to, and of which clients uploads were attacked.
+  The accuracy cost is in percentage points beside 'none', with its 95 % interval. Lines below name the models at
+  chance, say what each ε is relative to, and of which clients uploads were attacked.
 
   Args:
     found: `entries`.

@@ -177,10 +177,10 @@ def _figures(
   rows = []
   for one in found:
     before = None if base is None or base is one else base['bytes_up']
-    sent = one['bytes_up']
+    sent, paid = one['bytes_up'], beside(one, base)
     cells = [
       method(one['defense'], published.get(one['defense'])),
-      blocks.Cell(percent(one['accuracy']), [(paid := beside(one, base)) and f'cost {paid}', one['at_chance'] and 'at chance']),
+      blocks.Cell(percent(one['accuracy']), [paid and f'cost {paid}', one['at_chance'] and 'at chance']),
       number(one['loss'], 3),
       str(one['rounds']),
       blocks.Cell(kib(sent), [before and sent is not None and per_cent(sent / before)]),

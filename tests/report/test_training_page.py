@@ -348,7 +348,8 @@ def test_the_page_shows_the_figures(page):
   assert len(page.attributes('img')) == 4 and 'audit/report.html' in {link['href'] for link in page.attributes('a')}
   rows = {row[0].strip(): [' '.join(cell.split()) for cell in row[1:]] for row in page.rows}
   assert rows['topk(ratio=0.1)'] == [
-    '93.8 %cost 2.3', '1.300', '40', '0.112 %', '2.0', '0.25', '4.0', '–', '4 of 439–100 %', '30.0', '0.90', 'dlg, masked',
+    '93.8 %cost 2.3', '1.300', '40', '0.112 %', '2.0', '0.25', '4.0', '–', '4 of 439–100 %', '30.0', '0.90',
+    'dlg, masked',
   ]  # fmt: skip
   assert rows['client_dp(norm=1,noise=2)'][:8] == [
     '70.0 %cost 26.1',
