@@ -6,8 +6,10 @@ Exit status: 2 for a usage error, 1 for a failed device, a full disk or a folder
 
 import contextlib
 import errno
+import functools
 import logging
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -23,6 +25,8 @@ _UNWRITABLE = (
   *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO),
   *(errno.EISDIR, errno.ENOTDIR, errno.EBUSY, errno.ENAMETOOLONG, errno.ELOOP),  # paths that are no files
 )
+# JAX's words for a compiled program that it cannot read or store, one for each program.
+_NOT_KEPT = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '[^']*': (.*)")
 _HELP, _FULL = {'--help', '-help', '-h', '-?', '--helpshort'}, {'--helpfull', '-helpfull'}
 
 
@@ -37,7 +41,7 @@ def run(main: Callable[[list[str]], Any]) -> None:
     signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
     raise KeyboardInterrupt
 
-  warnings.formatwarning = _on_one_line
+  warnings.formatwarning = functools.partial(_on_one_line, told=set())
   for number in (signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(number) is not signal.SIG_IGN:  # a shell lets its background jobs ignore SIGINT
       signal.signal(number, stop)
@@ -79,10 +83,26 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _on_one_line(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
-  """Returns a warning as programs print it: no user has a use for the place in our code."""
+def _on_one_line(
+  message: Warning | str, category: type[Warning], *place: Any, told: set[str], line: str | None = None
+) -> str:
+  """Returns a warning as programs print it: no user has a use for the place in our code.
+
+  Args:
+    told: folders of compiled programs of which one could not be read or stored before: the next one is ''.
+  """
   del place, line
-  return f'{category.__name__.lower()}: {" ".join(str(message).split())}\n'
+  text = ' '.join(str(message).split())
+  if 'compilation_cache' in flags.FLAGS and (reason := _NOT_KEPT.fullmatch(text)):
+    folder = flags.FLAGS['compilation_cache'].value
+    if folder in told:
+      return ''
+    told.add(folder)
+    text = (
+      f'some compiled programs in {folder} cannot be read or stored, and are compiled anew at each run ({reason[1]}): '
+      'remove that folder, or name another one by --compilation_cache'
+    )
+  return f'{category.__name__.lower()}: {text}\n'
 
 
 def _parse(argv: Sequence[str], main: Callable) -> list[str]:

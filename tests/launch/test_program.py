@@ -226,8 +226,36 @@ def test_a_full_disk(error):
 
 
 def test_a_caution_is_one_line():
-  said = _program._on_one_line(storage.Caution('a checkpoint\nis damaged'), storage.Caution, 'storage.py', 12)
+  caution = storage.Caution('a checkpoint\nis damaged')
+  said = _program._on_one_line(caution, storage.Caution, 'storage.py', 12, told=set())
   assert said == 'caution: a checkpoint is damaged\n'
+
+
+def test_compiled_programs_that_are_not_kept_are_told_once(monkeypatch):
+  monkeypatch.setattr(flags, 'FLAGS', own := flags.FlagValues())
+  flags.DEFINE_string('compilation_cache', 'programs', 'Folder.', flag_values=own)
+  own.mark_as_parsed()
+  told = set()
+  words = 'Error {} persistent compilation cache entry for {!r}: {}'
+  causes = ('reading', 'jit_step', 'error: truncated'), ('writing', 'jit_stage', 'OSError: [Errno 28] full')
+  first, *more = (_program._on_one_line(words.format(*cause), UserWarning, told=told) for cause in causes)
+  assert first.startswith('userwarning: some compiled programs in programs cannot be read or stored')
+  assert '(error: truncated): remove' in first and first.count('\n') == 1 and more == ['']
+
+
+@pytest.mark.slow
+def test_damaged_compiled_programs_are_told_once(tmp_path):
+  """As a kill or a full disk leaves them: JAX reads none of them, and writes none anew."""
+  small = '--dataset=digits', '--model=mlp(widths=8)', '--trials=1', '--controls=1', '--attacks=fidel'
+  given = *small, '--defenses=none', '--progress=none', f'--compilation_cache={tmp_path}/cache'
+  assert programs.spawn('audit', *given, f'--workdir={tmp_path}/whole').err == ''
+  kept = list((tmp_path / 'cache').iterdir())
+  assert len(kept) > 5
+  for path in kept:
+    path.write_bytes(path.read_bytes()[:60])
+  done = programs.spawn('audit', *given, f'--workdir={tmp_path}/damaged')
+  assert done.status == 0 and done.err.count('\n') == 1
+  assert f'some compiled programs in {tmp_path}/cache cannot be read or stored' in done.err
 
 
 def test_other_errors_keep_their_traceback():
