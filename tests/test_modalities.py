@@ -134,6 +134,7 @@ def test_results_side_by_side_have_the_score_of_their_samples(result):
     gl.compare([result, of_images])
 
 
+@pytest.mark.slow
 def test_which_assumption_protects_points(tmp_path):
   samples, classes = circle.points(24)
   scenario = gl.scenario(

@@ -558,6 +558,7 @@ def test_a_folder_is_read_again(scenario, peeled):
   assert found.config['modality'] == 'table' and of_config(found.config) is scenario.client.modality
 
 
+@pytest.mark.slow
 def test_a_frontier_trains_on_rows(mixed, tmp_path):
   train, test = ((mixed[split].samples, mixed[split].targets) for split in ('train', 'test'))
   model, kind = gl.models.mlp(2, 'default', widths=16), of_config(mixed['train'].settings)

@@ -89,7 +89,7 @@ def test_queries_keys_and_values_apart_and_the_mean_of_tokens():
   assert attacked(*observed(spec, ids, labels)) == expected(ids)
 
 
-@pytest.mark.parametrize('head', ['first', 'mean'])
+@pytest.mark.parametrize('head', ['first', pytest.param('mean', marks=pytest.mark.slow)])
 def test_an_encoder_is_read_exactly(head):
   ids, labels = batch(2, 8, seed=2)
   assert attacked(*observed(BERT.replace('padding', f'head={head},padding'), ids, labels)) == expected(ids)
@@ -110,7 +110,7 @@ def test_the_shares_of_candidates_are_solved_for():
     np.testing.assert_allclose(share.reshape(8, 2)[:, 1 - i % 2], 0, atol=0.05)
 
 
-@pytest.mark.parametrize('spec', [GPT, BERT])
+@pytest.mark.parametrize('spec', [GPT, pytest.param(BERT, marks=pytest.mark.slow)])
 def test_padding_a_batch_of_one_and_a_sequence_of_one_token(spec):
   ids, labels = batch(3, 6, seed=3)
   ids[0, 4:], ids[2, 1:] = PAD, PAD
@@ -148,7 +148,10 @@ def stirred(variables):
   return {**variables, 'params': moved}
 
 
-@pytest.mark.parametrize(('rank', 'number', 'length', 'first'), [(8, 1, 16, False), (8, 2, 8, False), (16, 1, 8, True)])
+@pytest.mark.parametrize(
+  ('rank', 'number', 'length', 'first'),
+  [pytest.param(8, 1, 16, False, marks=pytest.mark.slow), (8, 2, 8, False), (16, 1, 8, True)],
+)
 def test_adapters_alone(rank, number, length, first):
   """2r tokens, and in the first round fewer than r."""
   spec = ADAPTED.replace('layers=2', 'layers=4,head=mean').format(rank)

@@ -191,6 +191,7 @@ def test_models_that_are_not_known_are_refused():
     read(frozen, observation)
 
 
+@pytest.mark.slow  # what a fast test of AutoLeak runs, too
 def test_it_stands_in_an_audit_like_the_others():
   honest = scenario('bert', 'mean', 'cross_entropy')
   result = gl.audit(
