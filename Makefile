@@ -1,5 +1,5 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
-# make audit-all   the same for every defense, some seven minutes: results/audit-all/report.html
+# make audit-all   the same for 19 defenses and chains of them, some seven minutes: results/audit-all/report.html
 # make smoke   a few steps of that audit: does it run with this Python and the newest JAX that it can install
 # make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
 # make frameworks   the tests that need PyTorch, Flower, Opacus or NVFlare; it installs them

@@ -347,5 +347,5 @@ def _flwr(name: str) -> Any:
     return importlib.import_module(f'flwr.{name}')
   except ImportError as error:
     raise errors.UsageError(
-      f"gradleak.flower needs flwr.{name}, of Flower 1.42 or newer: pip install 'gradleak[flower]'"
+      f"gradleak.flower needs flwr.{name}, of Flower 1.42 or newer: pip install -e '.[flower]' in a checkout of gradleak"
     ) from error

@@ -220,7 +220,7 @@ def _library(name: str, where: str) -> Any:
     return import_module(name)
   except ImportError as error:
     raise errors.UsageError(
-      f"the cluster {where} needs {name}, which is not installed: pip install 'gradleak[cluster]'"
+      f"the cluster {where} needs {name}, which is not installed: pip install -e '.[cluster]' in a checkout of gradleak"
     ) from error
 
 

@@ -123,7 +123,7 @@ def _torch() -> Any:
     import torch
   except ImportError as error:
     raise errors.UsageError(
-      "from_torch needs PyTorch, which is not installed: pip install 'gradleak[torch]', or pip install torch"
+      "from_torch needs PyTorch, which is not installed: pip install torch"
     ) from error
   return torch
 

@@ -129,7 +129,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     ('cloud', '', "the cluster is 'cloud', expected local, ray, ray://host:port or slurm"),
     ('ray://', '', 'expected local'),
     ('local', 'time=5', "the options 'time=5' are for sbatch, and local is not Slurm"),
-    ('local', '', "the cluster local needs ray, which is not installed: pip install 'gradleak[cluster]'"),
+    ('local', '', "the cluster local needs ray, which is not installed: pip install -e '.[cluster]'"),
     ('slurm', '', 'the cluster slurm needs submitit'),
   ],
 )

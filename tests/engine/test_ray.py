@@ -12,7 +12,7 @@ import pytest
 
 from tests import programs
 
-ray = pytest.importorskip('ray', reason="needs Ray: pip install 'gradleak[cluster]'")
+ray = pytest.importorskip('ray', reason="needs Ray: pip install -e '.[cluster]'")
 pytestmark = pytest.mark.slow
 FLAGS = (
   '--dataset=digits', '--model=mlp', '--trials=4', '--steps=2000', '--controls=8', '--group_size=4',

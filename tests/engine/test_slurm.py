@@ -8,7 +8,7 @@ import pytest
 
 from gradleak.engine import cluster
 
-pytest.importorskip('submitit', reason="needs submitit: pip install 'gradleak[cluster]'")
+pytest.importorskip('submitit', reason="needs submitit: pip install -e '.[cluster]'")
 
 SBATCH = """
 import os, pathlib, re, subprocess, sys
