@@ -194,7 +194,8 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
 
   It computes the samples' gradients itself, from `batch=` and the parameters; with a key, dropout is active, with masks
   of its own. It ignores the gradient that it receives, so it must be the first stage of a step chain. A sample of
-  weight 0 is padding; the mean is over the sum of `weights=`. Without `variables=`, the model must have no batch
+  weight 0 is padding; the mean is over the sum of `weights=`. The loss of a text is the mean over its own tokens. Where
+  the client's loss is a sum over the batch, the clipped gradients are summed. Without `variables=`, the model must have no batch
   statistics.
 
   Formula:
@@ -206,7 +207,8 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
       count as zero.
 
   Raises (from its update):
-    UsageError: if the client, `batch=`, the parameters or `variables=` are missing, or BatchNorm mixes the samples.
+    UsageError: if the client, `batch=`, the parameters or `variables=` are missing, BatchNorm mixes the samples, or the
+      loss divides them by the weights of all their classes.
   """
   return _per_sample('clip_samples', client, norm)
 
@@ -216,7 +218,7 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
   citation='Abadi et al.: Deep Learning with Differential Privacy. CCS 2016.',
   random=True,
   arguments=lambda context, settings: (context.client,),
-  noise=Noise(lambda settings, context, count: (_scale(settings) / count) ** 2),
+  noise=Noise(lambda settings, context, count: (_scale(settings) / (1 if context.client.loss.summed else count)) ** 2),
   clips_each='sample',
   bounds=lambda settings: settings['norm'],
   mechanism=_per_example,
@@ -226,7 +228,7 @@ def dpsgd(client: Any = None, *, norm: Positive, noise: NonNegative) -> optax.Gr
   r"""DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
   The sum of the gradients, clipped as in `clip_samples`, gets `N(0, (noise·norm)²)` in every entry. It is then divided
-  by the number of samples, the sum of `weights=`. It must be the first stage of a step chain.
+  by the number of samples, the sum of `weights=`; not where the client's loss is a sum. It must be the first stage of a step chain.
 
   Formula:
     g' = \frac{1}{N} \left( \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / C)} + n \right), \quad
@@ -417,6 +419,11 @@ def _per_sample(
     if perturb is not None:
       base.require_key(name, key)
     samples, targets = base.require_batch(name, batch, params)
+    if client.loss.relative:
+      raise errors.UsageError(
+        f'the defense {name} clips the gradient of each sample, and under the loss {client.loss} no sample has one of '
+        "its own: the mean divides by the weights of all classes in the batch. Choose average='samples' or reduction='sum'"
+      )
     weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
     key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
@@ -430,8 +437,9 @@ def _per_sample(
         )
       if perturb is not None and noise is not None:
         total = perturb(noise, total)
-    mean = jax.tree.map(lambda t, u: (t / jnp.sum(weights)).astype(u.dtype), total, updates)
-    return jax.tree.map(lambda u, m: jnp.where(jnp.isinf(jnp.asarray(norm)), u, m), updates, mean), state
+    count = jnp.float32(1) if client.loss.summed else jnp.sum(weights)
+    clipped = jax.tree.map(lambda t, u: (t / count).astype(u.dtype), total, updates)
+    return jax.tree.map(lambda u, c: jnp.where(jnp.isinf(jnp.asarray(norm)), u, c), updates, clipped), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

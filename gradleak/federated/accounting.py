@@ -58,7 +58,7 @@ class Ledger:
     """
     if not self.server_noise:
       return 'replace one'
-    return 'replace by zeros' if self._counted else 'add or remove one'
+    return 'replace by zeros' if self.counted else 'add or remove one'
 
   @property
   def terms(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Ledger:
       UsageError: for more participations than rounds.
     """
     errors.check_number('participations', participations, low=0, high=rounds, integer=True)
-    found = [self._spent(mechanism.noise, mechanism.releases * participations) for mechanism in self._counted]
+    found = [self._spent(mechanism.noise, mechanism.releases * participations) for mechanism in self.counted]
     if self.server_noise > 0:
       found.append(self._spent(self.server_noise, rounds, self.sampling_rate))
     sampled = self.server_noise > 0 and self.sampling_rate < 1
@@ -100,7 +100,7 @@ class Ledger:
     )
 
   @property
-  def _counted(self) -> tuple[Mechanism, ...]:
+  def counted(self) -> tuple[Mechanism, ...]:
     """The mechanisms of the ledger's unit."""
     return tuple(mechanism for mechanism in self.mechanisms if mechanism.unit == self.unit)
 

@@ -69,6 +69,12 @@ class Loss(methods.Method):
     """Whether the losses of a batch are summed; else they are averaged."""
     return self.settings.get('reduction') == 'sum'
 
+  @property
+  def relative(self) -> bool:
+    """Whether the part of a sample in the mean of a batch depends on the classes of the others, by their weights."""
+    weighs = self.settings.get('weight') is not None and self.settings.get('average', 'weights') == 'weights'
+    return weighs and self.divisor is not None and not self.summed
+
   def reduced(self, losses: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns the loss of a batch.
 

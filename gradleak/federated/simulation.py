@@ -425,7 +425,8 @@ def bytes_sent(uploads: Upload, bits: Callable[[Any], Any] | None = None) -> np.
     part = (count > 0) & (count < size)
     dropped |= count == 0
     coded = 8 * update.dtype.itemsize * size if bits is None or not size else np.asarray(bits(update), np.int64)
-    total += -(-coded * count // (8 * max(size, 1))) + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
+    product = np.asarray(coded, object) * count.astype(object)  # may have more than 64 bits
+    total += (-(-product // (8 * max(size, 1)))).astype(np.int64) + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
   return total + np.where(dropped, -(-tensors // 8), 0)
 
 
@@ -434,7 +435,7 @@ def accuracy(
 ) -> tuple[float, float]:
   """Returns (accuracy, mean cross-entropy) of a model on samples; arguments and errors are those of `classified`."""
   predicted, loss = classified(model, variables, samples, targets, batch_size)
-  return int(np.sum(predicted == targets)) / len(predicted), loss
+  return int(np.sum(predicted == decided(cross_entropy(), targets))) / len(predicted), loss
 
 
 def decided(loss: Loss, targets: Any) -> np.ndarray:

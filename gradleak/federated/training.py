@@ -73,12 +73,15 @@ def train(
     on_round: called with (row, `State`, seconds of the round) after each round.
 
   Raises:
-    UsageError: for a folder that belongs to another run, or a budget that the first round alone exceeds.
+    UsageError: for a folder that belongs to another run, a budget that the first round alone exceeds, or a ledger of
+      another federation: its ε would be too small.
   """
   if privacy is not None:
     errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
+  if privacy is not None:
+    _check_accounted(privacy, federation)
   errors.check_json('config', {} if config is None else config)
   kind = federation.client.modality
   if test is not None:
@@ -114,6 +117,33 @@ def train(
       if store is not None:  # after `on_round`: of a kill in it, the round is done again, and so is what it does
         _save(store, rows, state, seconds, due=last)
   return state, rows
+
+
+def _check_accounted(privacy: Ledger, federation: Federation) -> None:
+  """Raises `UsageError` where the ε of a ledger would be too small for a federation."""
+  clients, client = range(len(federation.partition)), federation.client
+  parts = np.concatenate([np.asarray(part) for part in federation.partition])
+  if privacy.server_noise != federation.server_noise:
+    raise errors.UsageError(
+      f'the ledger counts server noise of {privacy.server_noise}, and the federation has {federation.server_noise}'
+    )
+  if privacy.server_noise and privacy.sampling_rate < federation.per_round / len(clients) * (1 - 1e-9):
+    raise errors.UsageError(
+      f'the ledger counts a sampling rate of {privacy.sampling_rate}, and {federation.per_round} of {len(clients)} '
+      'clients are drawn for a round'
+    )
+  if not privacy.counted:
+    return
+  if federation.defended is not None and (others := sorted(set(clients) - set(federation.defended))):
+    raise errors.UsageError(f'the ledger counts the noise of all clients, and client {others[0]} trains without it')
+  if privacy.unit == 'example' and len(np.unique(parts)) < len(parts):
+    raise errors.UsageError(
+      'the ledger counts one part of each sample in a round, and some samples are held by several clients or more than '
+      'once by one'
+    )
+  epochs = client.epochs if client.share == 'delta' else 1
+  if privacy.unit == 'example' and (fewer := min(mechanism.releases for mechanism in privacy.counted)) < epochs:
+    raise errors.UsageError(f'the ledger counts {fewer} local epochs, and clients train for {epochs}')
 
 
 def _rows(path: pathlib.Path, number: int) -> list[dict]:

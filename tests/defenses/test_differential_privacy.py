@@ -17,6 +17,7 @@ from gradleak.core import errors
 from gradleak.defenses import Mechanism
 from gradleak.defenses import differential_privacy as dp
 from gradleak.defenses.guarantees import mechanisms
+from gradleak.federated import losses
 
 KEY = jax.random.key(5)
 ABSENT = 'add or remove one'
@@ -94,6 +95,38 @@ def test_padding_counts_for_nothing(dense):
   np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
   noisy, quiet = (dense.apply(dp.dpsgd, padded, norm=0.5, noise=noise) for noise in (2.0, 0.0))
   assert_gaussian(noisy - quiet, 2.0 * 0.5 / 3)
+
+
+@pytest.mark.parametrize('factory', [dp.clip_samples, lambda client, **norm: dp.dpsgd(client, **norm, noise=0.0)])
+def test_a_bound_that_nothing_reaches_changes_no_gradient(small_images, factory):
+  """A sum was divided by the number of samples, and weights of classes were lost."""
+  images, targets = jnp.asarray(small_images[0][:4]), jax.nn.one_hot(jnp.asarray([0, 1, 1, 2]), 10)
+  weight = (1.0, 9.0, *[1.0] * 8)
+
+  def apart(loss):
+    client = Client(models.create('mlp(widths=4)', 10), 10, loss=loss)
+    variables = client.model.init(jax.random.key(0), images.shape[1:])
+    plain = client.local_update(None, variables, images, targets).update
+    defended = dataclasses.replace(client, step=factory(client, norm=1e9))
+    found = defended.local_update(KEY, variables, images, targets).update
+    return np.linalg.norm(flat(found) - flat(plain)) / np.linalg.norm(flat(plain))
+
+  assert apart(losses.cross_entropy(weight=weight, average='samples')) < 1e-5
+  assert apart(losses.cross_entropy(weight=weight, reduction='sum')) < 1e-5
+  assert apart(losses.focal(weight=weight)) < 1e-5 and apart(losses.mean_squared_error(reduction='sum')) < 1e-5
+  with pytest.raises(errors.UsageError, match="weights of all classes in the batch.*average='samples'"):
+    apart(losses.cross_entropy(weight=weight))
+
+
+def test_noise_on_a_sum_is_not_divided(dense):
+  summed = dataclasses.replace(dense.client, loss=losses.cross_entropy(reduction='sum'))
+  given = {'key': KEY, 'batch': (dense.samples, dense.targets), 'variables': dense.variables}
+  transformation = dp.dpsgd(summed, norm=0.5, noise=1.0)
+  noisy = transformation.update(dense.params, transformation.init(dense.params), dense.params, **given)[0]
+  assert_gaussian(flat(noisy) - clipped(dense.gradients, 0.5).sum(0), 0.5)
+  context = gl.defenses.Context(summed, dense.variables, dense.samples.shape[1:])
+  (stage,) = gl.defenses.dpsgd(norm=0.5, noise=1.0).stages
+  assert stage.traits.noise.variance(stage.settings, context, 4) == pytest.approx(0.25)
 
 
 def assert_gaussian(drawn, stddev):

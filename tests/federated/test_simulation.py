@@ -12,7 +12,7 @@ import pytest
 from gradleak import Client, defenses
 from gradleak.core import errors, trees
 from gradleak.engine import progress
-from gradleak.federated import accounting, simulation, training
+from gradleak.federated import Upload, accounting, simulation, training
 
 KEY = jax.random.key(5)
 PARTITION = [np.arange(3), np.arange(3, 5), np.asarray([5, 6, 7])]
@@ -160,6 +160,23 @@ def test_bytes_are_those_of_what_was_sent(linear):
   assert simulation.bytes_sent(upload(linear, defenses.topk(ratio=0.01))).tolist() == [4 * 7 + 28 + 4 + 2]
   half = defenses.fragmentation_random(ratio=0.5)
   assert simulation.bytes_sent(upload(linear, half)).tolist() in ([4 * 640 + 1], [4 * 10 + 1])
+
+
+def test_bytes_of_a_large_tensor_are_not_negative():
+  size = 6 * 10**8
+  made = Upload({'a': np.broadcast_to(np.float32(0), (1, size))}, {'a': np.ones(1, bool)}, np.ones(1, np.int32))
+  assert simulation.bytes_sent(made).tolist() == [4 * size]
+
+
+def test_accuracy_of_targets_that_are_probabilities(linear):
+  """Of ten samples and ten classes 3.6 were right."""
+  model, variables = linear.client.model, linear.variables
+  for number in (7, 10):
+    samples, targets = linear.samples[:number], linear.targets[:number]
+    samples, targets = np.resize(samples, (number, *samples.shape[1:])), np.resize(targets, number)
+    expected = simulation.accuracy(model, variables, samples, targets)
+    found = simulation.accuracy(model, variables, samples, np.eye(10, dtype=np.float32)[targets])
+    assert found == pytest.approx(expected) and 0 <= found[0] <= 1
 
 
 @pytest.mark.parametrize(
@@ -314,6 +331,28 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
     training.train(
       KEY, federation, variables, 9, privacy=dataclasses.replace(ledger, budget=ledger.epsilon(1, 1).value / 2)
     )
+
+
+@pytest.mark.parametrize(
+  ('changed', 'ledger', 'message'),
+  [
+    ({}, {'server_noise': 1.1}, 'counts server noise of 1.1, and the federation has 0.0'),
+    ({'server_noise': 1.1}, {}, 'counts server noise of 0.0, and the federation has 1.1'),
+    ({'server_noise': 1.1, 'per_round': 2}, {'server_noise': 1.1, 'sampling_rate': 0.1}, '2 of 3 clients are drawn'),
+    ({'defended': (0, 2)}, {}, 'client 1 trains without it'),
+    ({'partition': [[0, 1], [1, 2], [3]]}, {}, 'some samples are held by several clients or more than once by one'),
+    ({'partition': [[0, 0], [1, 2], [3]]}, {}, 'more than once by one'),
+    ({'epochs': 2, 'share': 'delta'}, {}, 'counts 1 local epochs, and clients train for 2'),
+  ],
+)
+def test_a_ledger_of_another_federation_is_refused(setting, changed, ledger, message):
+  """Each of them had the ε of a training with less to account for."""
+  own = {name: value for name, value in changed.items() if name in ('epochs', 'share')}
+  federation, variables = setting(own, **{name: changed[name] for name in changed.keys() - own.keys()})
+  unit = 'client' if 'server_noise' in changed else 'example'
+  privacy = accounting.Ledger((defenses.Mechanism(2.0, unit),), **ledger)
+  with pytest.raises(errors.UsageError, match=message):
+    training.train(KEY, federation, variables, 1, privacy=privacy)
 
 
 @pytest.mark.slow
