@@ -195,8 +195,8 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
   It computes the samples' gradients itself, from `batch=` and the parameters; with a key, dropout is active, with masks
   of its own. It ignores the gradient that it receives, so it must be the first stage of a step chain. A sample of
   weight 0 is padding; the mean is over the sum of `weights=`. The loss of a text is the mean over its own tokens. Where
-  the client's loss is a sum over the batch, the clipped gradients are summed. Without `variables=`, the model must have no batch
-  statistics.
+  the client's loss is a sum over the batch, the clipped gradients are summed. Without `variables=`, the model must have
+  no batch statistics.
 
   Formula:
     g' = \frac{1}{N} \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / B)}, \quad B = \text{norm}
@@ -228,7 +228,8 @@ def dpsgd(client: Any = None, *, norm: Positive, noise: NonNegative) -> optax.Gr
   r"""DP-SGD (Abadi et al. 2016, algorithm 1): per-sample clipping, then noise on the sum.
 
   The sum of the gradients, clipped as in `clip_samples`, gets `N(0, (noise·norm)²)` in every entry. It is then divided
-  by the number of samples, the sum of `weights=`; not where the client's loss is a sum. It must be the first stage of a step chain.
+  by the number of samples, the sum of `weights=`; not where the client's loss is a sum. It must be the first stage of a
+  step chain.
 
   Formula:
     g' = \frac{1}{N} \left( \sum_{i=1}^{N} \frac{g_i}{\max(1, \lVert g_i \rVert_2 / C)} + n \right), \quad
@@ -422,7 +423,8 @@ def _per_sample(
     if client.loss.relative:
       raise errors.UsageError(
         f'the defense {name} clips the gradient of each sample, and under the loss {client.loss} no sample has one of '
-        "its own: the mean divides by the weights of all classes in the batch. Choose average='samples' or reduction='sum'"
+        "its own: the mean divides by the weights of all classes in the batch. Choose average='samples' or "
+        "reduction='sum'"
       )
     weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
     key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))

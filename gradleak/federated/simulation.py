@@ -426,7 +426,8 @@ def bytes_sent(uploads: Upload, bits: Callable[[Any], Any] | None = None) -> np.
     dropped |= count == 0
     coded = 8 * update.dtype.itemsize * size if bits is None or not size else np.asarray(bits(update), np.int64)
     product = np.asarray(coded, object) * count.astype(object)  # may have more than 64 bits
-    total += (-(-product // (8 * max(size, 1)))).astype(np.int64) + np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
+    total += (-(-product // (8 * max(size, 1)))).astype(np.int64)
+    total += np.where(part, np.minimum(4 * count, -(-size // 8)), 0)
   return total + np.where(dropped, -(-tensors // 8), 0)
 
 

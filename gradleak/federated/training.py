@@ -76,12 +76,9 @@ def train(
     UsageError: for a folder that belongs to another run, a budget that the first round alone exceeds, or a ledger of
       another federation: its ε would be too small.
   """
-  if privacy is not None:
-    errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
-  if privacy is not None:
-    _check_accounted(privacy, federation)
+  _check_accounted(privacy, federation)
   errors.check_json('config', {} if config is None else config)
   kind = federation.client.modality
   if test is not None:
@@ -119,8 +116,11 @@ def train(
   return state, rows
 
 
-def _check_accounted(privacy: Ledger, federation: Federation) -> None:
+def _check_accounted(privacy: Ledger | None, federation: Federation) -> None:
   """Raises `UsageError` where the ε of a ledger would be too small for a federation."""
+  if privacy is None:
+    return
+  errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
   clients, client = range(len(federation.partition)), federation.client
   parts = np.concatenate([np.asarray(part) for part in federation.partition])
   if privacy.server_noise != federation.server_noise:

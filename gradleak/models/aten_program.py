@@ -20,6 +20,12 @@ _ENTRYWISE = frozenset(
 )
 _OF_ARGUMENTS = (TypeError, ValueError, IndexError, AttributeError)  # what JAX and Python raise for shapes and types
 _VIEWS = ('view', '_unsafe_view', 'reshape', 'view_copy')
+_WITHOUT_GRADIENT = frozenset(
+  """
+  detach sym_size zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty
+  argmax argmin gt ge lt le eq ne logical_not logical_and logical_or logical_xor isnan isinf isfinite
+  """.split()  # noqa: SIM905
+)
 
 
 class Ref(NamedTuple):
@@ -276,6 +282,12 @@ class Program(NamedTuple):
     """Returns the names of the variables in the order in which they are used."""
     names = [self.inputs[place] for step in self.steps for place in step.uses if place in self.inputs]
     return list(dict.fromkeys(names))
+
+  def trained(self) -> set[str]:
+    """Returns the names of the variables that the gradient of the output reaches."""
+    kept = pruned([step for step in self.steps if step.base not in _WITHOUT_GRADIENT], [self.output])
+    places = {self.output, *(place for step in kept for place in step.uses)}
+    return {name for place, name in self.inputs.items() if place in places}
 
 
 class _Differs(Exception):

@@ -67,8 +67,8 @@ def from_torch(
   The module is exported in both modes (`torch.export`), and its operations are run in JAX; PyTorch takes no part in
   what follows. Variables stand under PyTorch's own names, so that files of its state dicts, and updates, are read
   without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
-  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'. Parameters that are not trained
-  or not used in training, and all other buffers, are 'buffers'. Dropout is active only with a key. Images are
+  are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'. Parameters that are not
+  trained, or that no gradient reaches, and all other buffers, are 'buffers'. Dropout is active only with a key. Images are
   [N, H, W, C] outside of the module, and so are outputs of four axes.
 
   Args:
@@ -122,9 +122,7 @@ def _torch() -> Any:
   try:
     import torch
   except ImportError as error:
-    raise errors.UsageError(
-      "from_torch needs PyTorch, which is not installed: pip install torch"
-    ) from error
+    raise errors.UsageError('from_torch needs PyTorch, which is not installed: pip install torch') from error
   return torch
 
 
@@ -350,8 +348,8 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
   for name in evaluation.changed:
     if name not in train.changed or not name:
       raise errors.UsageError(f'the module changes its buffer {name} in evaluation, which has no place here')
-  used = set(train.order())  # PyTorch's optimizers pass over parameters without a gradient, weight decay included
-  trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad and name in used}
+  reached = train.trained()  # PyTorch's optimizers pass over parameters without a gradient, weight decay included
+  trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad and name in reached}
   names = _first_names(module)
   entries = []
   for name, tensor in module.state_dict().items():

@@ -114,7 +114,7 @@ def test_a_bound_that_nothing_reaches_changes_no_gradient(small_images, factory)
   assert apart(losses.cross_entropy(weight=weight, average='samples')) < 1e-5
   assert apart(losses.cross_entropy(weight=weight, reduction='sum')) < 1e-5
   assert apart(losses.focal(weight=weight)) < 1e-5 and apart(losses.mean_squared_error(reduction='sum')) < 1e-5
-  with pytest.raises(errors.UsageError, match="weights of all classes in the batch.*average='samples'"):
+  with pytest.raises(errors.UsageError, match=r"weights of all classes in the batch.*average='samples'"):
     apart(losses.cross_entropy(weight=weight))
 
 

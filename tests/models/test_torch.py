@@ -668,10 +668,29 @@ def test_an_encoder_takes_its_masks():
   gl.models.from_torch(net, images(4, 5, 6))
 
 
-def test_what_training_does_not_use_stays_where_it_is():
+def _behind(context):
+  def forward(net, x):
+    with context():
+      features = torch.tanh(net.spare(x.flatten(1)))
+    return net.fc(features)
+
+  return forward
+
+
+@pytest.mark.parametrize(
+  'forward',
+  [
+    lambda net, x: net.fc(x.flatten(1)),
+    _behind(torch.no_grad),
+    lambda net, x: net.fc(net.spare(x.flatten(1)).detach()),
+    lambda net, x: net.fc(x.flatten(1) + net.spare(x.flatten(1)).gt(0) * torch.ones_like(net.spare.bias)),
+  ],
+  ids=['unused', 'no_grad', 'detach', 'compared'],
+)
+def test_what_no_gradient_reaches_stays_where_it_is(forward):
   """PyTorch's optimizers pass over parameters without a gradient: weight decay does not move them."""
   torch.manual_seed(0)
-  module = Net(lambda net, x: net.fc(x.flatten(1)), spare=nn.Linear(6, 3))
+  module = Net(forward, spare=nn.Linear(6, 6))
   x, labels = images(4, 1, 2, 3), torch.tensor([0, 1, 2, 0])
   model, variables = gl.models.from_torch(module, x)
   settings = gl.ClientSettings(share='delta', weight_decay=0.1, learning_rate=0.5, local_epochs=2)
