@@ -110,6 +110,10 @@ def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   classes = np.asarray(columns.pop(chosen))
   made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
+  gaps = set(map(str, known.get('gaps', ())))
+  for field in made.schema.fields:
+    if both := gaps.intersection(field.levels):
+      raise errors.UsageError(f'{both.pop()!r} is a gap of the schema and a level of the column {field.name!r}')
   told = f'the label is {chosen!r}' + ('' if 'label' in known else ', the last column: --label names another')
   return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields), *made.notes))
 
@@ -151,8 +155,7 @@ def parted(
   chosen = {'test': order[:held], 'train': order[held:]}
   if not len(chosen['train']):
     raise errors.UsageError(f'the table {name} has {len(classes)} row: two or more are needed')
-  known = dict(given or {})
-  schema = tables.infer(columns, known, [int(place) for place in chosen['train']], sensitive)
+  schema = tables.infer(columns, given, [int(place) for place in chosen['train']], sensitive)
   labels, names = classes_of(classes)
   if len(set(labels[chosen['train']].tolist())) < 2:
     raise errors.UsageError(f'the split train of {name} has rows of one class alone: there is nothing to learn')

@@ -230,6 +230,6 @@ def _library() -> Any:
     import tokenizers
   except ImportError as error:
     raise errors.UsageError(
-      "files of tokenisers need the library tokenizers: pip install tokenizers, or take bytes or words"
+      'files of tokenisers need the library tokenizers: pip install tokenizers, or take bytes or words'
     ) from error
   return tokenizers

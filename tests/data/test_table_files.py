@@ -61,6 +61,21 @@ def test_equal_numbers_are_one_level_and_codes_are_texts(tmp_path):
   np.testing.assert_array_equal(found.encode({'x': ['1', '1.00']})[0], found.encode({'x': ['1', '1.00']})[1])
 
 
+@pytest.mark.parametrize('kind', ['ordinal', 'categorical'])
+def test_a_listed_level_is_no_gap(tmp_path, kind):
+  """'none' and 'NA' were gaps wherever they stood, and the levels of these names never occurred."""
+  known = {'columns': {'x': {'kind': kind, 'levels': ['none', 'NA', 'severe']}}}
+  made = read(tmp_path, ['none', 'NA', 'severe', '?'] * 15, schema=known)
+  field = made.schema.fields[1]
+  assert field.levels == ('none', 'NA', 'severe') and field.gaps
+  shown = made.schema.texts(made.schema.cells(made.schema.encode({'age': [20] * 4, 'x': ['none', 'NA', 'severe', '']})))
+  assert [row[1] for row in shown] == ['none', 'NA', 'severe', 'missing']
+  with pytest.raises(gl.UsageError, match="has 'None', which is none of its levels"):
+    read(tmp_path, ['None', 'NA', 'severe'] * 20, schema=known)
+  with pytest.raises(gl.UsageError, match="'NA' is a gap of the schema and a level of the column 'x'"):
+    read(tmp_path, ['none', 'NA', 'severe'] * 20, schema={**known, 'gaps': ['NA']})
+
+
 @pytest.mark.parametrize('gap', ['-', '.', '#N/A', '<NA>', 'NaT', 'n.a.', '?', ''])
 def test_usual_spellings_of_gaps_are_gaps(tmp_path, gap):
   field = read(tmp_path, [gap if i % 9 == 0 else age for i, age in enumerate(AGES)]).schema.fields[1]
