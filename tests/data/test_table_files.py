@@ -117,6 +117,17 @@ def test_headings_and_separators(tmp_path):
   assert len(table_files.read(str(path), 'train', {'names': ['a', 'b', 'c']}).rows) == 42
 
 
+def test_of_two_signs_that_fit_all_lines_decide(tmp_path):
+  prices = [f'{i % 7},{i % 5}' for i in range(60)]
+  lines = [f'{price};{ill}' for price, ill in zip(prices, ILL, strict=True)]
+  path = tmp_path / 'prices.csv'
+  path.write_text('\n'.join(['price, EUR;ill', *lines]))
+  with pytest.raises(gl.UsageError, match=r"prices\.csv may be separated by ',' or ';': put values with such"):
+    table_files.read(str(path), 'train')
+  path.write_text('\n'.join(['price, EUR;ill', *lines[:-1], f'3;{ILL[-1]}']))
+  assert list(table_files.columns_of(str(path), {})) == ['price, EUR', 'ill']
+
+
 def test_labels_that_are_no_classes_are_refused(tmp_path):
   values = [f'{v:.1f}' for v in np.random.default_rng(0).normal(size=60)]
   with pytest.raises(gl.UsageError, match='different numbers that are not whole'):
