@@ -6,6 +6,7 @@ numbers a further column of 0 and 1.
 """
 
 import collections
+import decimal
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -26,6 +27,8 @@ _FEW = 12  # whole numbers with at most so many values are ordinal
 _MANY = 100  # levels beyond which a text is taken for a name or a number of its own
 _ON = 0.5
 _KEPT = 2**53  # whole numbers beyond it lose digits
+_LONG = re.compile(r'[+-]?\d{16,}')  # whole numbers that may be beyond it
+_LARGEST = float(np.finfo(np.float32).max)
 _ROUNDED = 1e-5  # deviations that rounding moves a number by, at most
 _BETWEEN = 0.01  # part of a step from which on a number is none of its multiples
 _CODE = re.compile(r'[+-]?0\d')  # how a code of digits begins whose zeros count
@@ -134,8 +137,8 @@ class Schema(NamedTuple):
       columns: name -> values, numbers or texts; others than those of the schema are not read.
 
     Raises:
-      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, and a
-        gap where there are none; names the first row.
+      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, a number
+        that float32 does not hold, and a gap where there are none; names the first row.
     """
     for field in self.fields:
       if field.name not in columns:
@@ -250,9 +253,9 @@ def infer(
   Raises:
     UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what
       is given of a column that is not there. Also for unknown keys of a column, and levels that are missing, empty,
-      equal or of a continuous column. Also for what may be no category and no number, unless a kind is given:
-      numbers among which are texts, or which are written with commas or units, numbers of rows, and spellings that
-      differ in capital letters alone.
+      equal or of a continuous column. Also for infinity among numbers, and cells that are lists or no text in UTF-8.
+      Also for what may be no category and no number, unless a kind is given: numbers among which are texts, or which
+      are written with commas or units, numbers of rows, and spellings that differ in capital letters alone.
   """
   given = errors.check_instance('given', {} if given is None else given, Mapping, 'name -> what is known of a column')
   for name in [*given, *sensitive]:
@@ -288,6 +291,8 @@ def _known(name: str, known: Any) -> tuple[str | None, tuple[str, ...]]:
 def _inferred(
   name: str, texts: list[str], given: str | None, levels: tuple[str, ...], fitted: Sequence[int] | None
 ) -> Field:
+  if given not in (CATEGORICAL, BINARY):
+    check_finite(texts, f'in the column {name!r}', given, levels)
   numeric = are_numbers(texts, given, levels)
   if numeric:
     texts, levels = [text if is_gap(text) else spelt(text) for text in texts], tuple(map(spelt, levels))
@@ -312,6 +317,8 @@ def _inferred(
   if kind == ORDINAL:
     field = Field(name, kind, levels, gaps=gaps)
     by_level = dict(zip(levels, field.values.tolist(), strict=True))
+    if len(set(by_level.values())) < len(levels):
+      raise errors.UsageError(f'the column {name!r} has levels of more digits than are kept: call it categorical')
     return _numbers(field, [by_level[text] for text in held], of, by_level)
   seen = collections.Counter(of)
   counts = np.asarray([seen[level] for level in levels] + [sum(is_gap(text, levels) for text in of)] * gaps, float)
@@ -323,7 +330,7 @@ def _levels(name: str, kind: str, given: tuple[str, ...], distinct: list[str], n
   """Returns the levels of a column, those that are given or all that occur; raises `UsageError` for wrong ones."""
   if kind == ORDINAL and not (given or numeric):
     raise errors.UsageError(f'the column {name!r} is to be ordinal and has texts: give its "levels" in their order')
-  levels = given or tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
+  levels = given or ordered(distinct, numeric)
   if twice := [level for level, count in collections.Counter(levels).items() if count > 1]:
     raise errors.UsageError(f'the column {name!r} has the level {twice[0]!r} twice')
   if beyond := [level for level in distinct if level not in levels]:
@@ -341,6 +348,19 @@ def are_numbers(texts: Sequence[str], kind: str | None = None, levels: Sequence[
   if kind not in (CONTINUOUS, ORDINAL) and any(map(_CODE.match, held)):
     return False
   return all(number_of(text) is not None for text in held)
+
+
+def check_finite(texts: Sequence[str], where: str, kind: str | None = None, levels: Sequence[str] = ()) -> None:
+  """Raises `UsageError` for infinity, and numbers beyond float64, among what else are numbers; names the first row."""
+  infinite = {text for text in dict.fromkeys(texts) if _infinite(text)} - set(levels)
+  if infinite and are_numbers([text for text in texts if text not in infinite], kind, levels):
+    row = next(row for row, text in enumerate(texts) if text in infinite)
+    raise errors.UsageError(f'row {row} has {texts[row]!r} {where}, expected a finite number')
+
+
+def ordered(texts: Iterable[str], numeric: bool) -> tuple[str, ...]:
+  """Returns texts in their order, numbers by all of their digits."""
+  return tuple(sorted(texts, key=decimal.Decimal) if numeric else sorted(texts))
 
 
 def _kind(held: list[str], distinct: list[str], numbers: list[float | None], numeric: bool, name: str) -> str:
@@ -461,6 +481,10 @@ def _encoded(field: Field, texts: list[str]) -> np.ndarray:
       found[row, 0] = (values[places[text]] - field.mean) / field.std
     else:
       found[row, places[text]] = 1
+  if len(wrong := np.flatnonzero(np.abs(found[:, 0]) > _LARGEST)):
+    raise errors.UsageError(
+      f'row {wrong[0]} has {texts[wrong[0]]!r} in the column {field.name!r}, too far from its mean for float32'
+    )
   return found
 
 
@@ -505,30 +529,48 @@ def _plain(field: Field, cell: float) -> float:
 
 
 def text_of(value: Any) -> str:
-  """Returns a value as a text: whole numbers without a point, gaps as ''."""
+  """Returns a value as a text: whole numbers without a point, gaps as ''.
+
+  Raises:
+    UsageError: for bytes that are no UTF-8, and for lists and arrays.
+  """
   if value is None:
     return ''
   if isinstance(value, bool | np.bool_):
     return str(bool(value)).lower()
   if isinstance(value, float | np.floating):
     return '' if math.isnan(value) else _shortest(float(value))
-  return str(value).strip()
+  if isinstance(value, list | tuple | dict) or getattr(value, 'ndim', False):
+    raise errors.UsageError(f'a cell of the table is {errors.shown(value)}, expected a number or a text')
+  try:
+    return (value.decode() if isinstance(value, bytes) else str(value)).strip()
+  except UnicodeDecodeError:
+    raise errors.UsageError(f'a cell of the table is {errors.shown(value)}, expected text in UTF-8') from None
 
 
 def _shortest(value: float) -> str:
-  return str(int(value)) if value == round(value) and abs(value) < 1e15 else repr(value)
+  return str(int(value)) if abs(value) < _KEPT and value == round(value) else repr(value)
 
 
 def spelt(text: str) -> str:
   """Returns a number as all equal ones are written, so that 1 and 1.0 are one level; another text as it is."""
   number = number_of(text)
-  return text if number is None else _shortest(number + 0.0)
+  if number is None:
+    return text
+  return str(int(text)) if _LONG.fullmatch(text) else _shortest(number + 0.0)
 
 
 def is_gap(text: str, levels: Sequence[str] = ()) -> bool:
   """Returns whether a text stands for a missing value; one that is a level but for capital letters does not."""
   lower = text.lower()
   return lower in GAPS and not (lower and lower in map(str.lower, levels))
+
+
+def _infinite(text: str) -> bool:
+  try:
+    return math.isinf(float(text.replace('_', ' ')))
+  except ValueError:
+    return False
 
 
 def number_of(text: str) -> float | None:
