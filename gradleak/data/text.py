@@ -227,11 +227,13 @@ def tokens(
 
 
 def remarks(made: Tokeniser, texts: Sequence[str], ids: np.ndarray, length: int) -> tuple[str, ...]:
-  """Returns sentences on texts that are cut, and on tokens that a vocabulary does not have."""
+  """Returns sentences on texts that are cut, and on tokens that a vocabulary or a file does not have."""
   told, count = [], len(texts)
   cut = sum(len(made.encode(text)) > length for text in texts)
   if cut:
     told.append(f'{cut} of {count} texts have more than {length} tokens and are cut: length says how many are kept.')
+  if made.added:
+    told.append(f'The tokeniser lacks {" and ".join(made.added)}: added behind its own, they make {made.size} tokens.')
   counts = collections.Counter(ids.ravel().tolist())
   if made.unknown is not None and counts[made.unknown]:
     share = counts[made.unknown] / (ids != made.pad).sum()

@@ -176,6 +176,26 @@ def test_a_file_that_changes_is_read_again(tmp_path):
     assert set(found.settings['tokeniser']['pieces'][3:]) == {each for one in words for each in one.split()}
 
 
+@pytest.mark.parametrize('name', ['[PAD]', '<pad>', '<PAD>', '<|pad|>', '<|padding|>', '<｜▁pad▁｜>'])
+def test_a_token_for_padding_is_known_by_its_usual_spellings(name):
+  """Of some of them another token was added behind the vocabulary."""
+  assert tokenisers.special('pad', {'a': 0, '<padded>': 1, 'pad': 2, name: 3}, 'it') == 3
+  assert tokenisers.special('mask', {'a': 0, name: 3}, 'it') is None
+  with pytest.raises(gl.UsageError, match=r'it has the tokens .*\[paD\], expected one of them'):
+    tokenisers.special('pad', {name: 3, '[paD]': 4}, 'it')
+
+
+def test_what_a_file_of_a_tokeniser_says_of_padding_goes_first():
+  library = pytest.importorskip('tokenizers')
+  made = library.Tokenizer(library.models.WordLevel({'a': 0, '[pad]': 1, '</s>': 2, '?': 3}, unk_token='?'))
+  found = tokenisers.from_json(made.to_str(), 'it')
+  assert (found.pad, found.mask, found.unknown, found.size, found.added) == (1, 4, 3, 5, ('[mask]',))
+  told = text.remarks(found, ['a'], found.batch(['a'], 2), 2)
+  assert told == ('The tokeniser lacks [mask]: added behind its own, they make 5 tokens.',)
+  made.enable_padding(pad_id=2, pad_token='</s>')
+  assert tokenisers.from_json(made.to_str(), 'it').pad == 2
+
+
 def test_what_a_tokeniser_pads_and_cuts_is_not_its_own(tmp_path):
   library = pytest.importorskip('tokenizers')
   made = library.Tokenizer.from_str(tokenisers.trained(NOTES, 400).source)
