@@ -180,13 +180,16 @@ def table(
     sensitive: names of columns that are worse to lose than others.
 
   Raises:
-    UsageError: for columns of differing lengths, and as `tables.infer` does.
+    UsageError: for columns of differing lengths or equal names, labels [N, 1], and as `tables.infer` does.
   """
   found = _columns(columns, names)
   if isinstance(labels, str):
     errors.check_choice('column for the label', labels, found)
     labels = found.pop(labels)
-  classes = np.asarray(labels)
+  classes = np.asarray(labels, object)  # long whole numbers keep their digits beside a gap
+  if classes.ndim != 1:
+    advice = column(classes.shape, classes.size)
+    raise errors.UsageError(f'labels are of shape {classes.shape}, expected one for each row{advice}')
   lengths = {key: len(values) for key, values in found.items()}
   if wrong := [key for key, length in lengths.items() if length != len(classes)]:
     raise errors.UsageError(
@@ -235,6 +238,8 @@ def _columns(columns: Any, names: Sequence[str] | None) -> dict[str, Any]:
   headings = [f'column {place}' for place in range(values.shape[1])] if names is None else list(map(str, names))
   if len(headings) != values.shape[1]:
     raise errors.UsageError(f'there are {len(headings)} names for {values.shape[1]} columns')
+  if len(set(headings)) < len(headings):
+    raise errors.UsageError(f'the names are {", ".join(headings)}: expected different names')
   return dict(zip(headings, values.T, strict=True))
 
 

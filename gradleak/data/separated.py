@@ -11,8 +11,9 @@ from gradleak.core import errors
 def rows(text: str, what: str, signs: str = ',;\t|') -> list[list[str]]:
   """Returns the rows of a text, without empty lines, and their values without spaces around them.
 
-  The sign is the one that divides the first two lines into the same number of values, the largest one. If there is
-  none, it is the one that divides the first line into most values.
+  The sign is the one that divides the first two lines into the same number of values, the largest one. If there are
+  several, it is the one that does so with all lines. If there is none, it is the one that divides the first line into
+  most values.
 
   Args:
     text: content of a file.
@@ -20,19 +21,26 @@ def rows(text: str, what: str, signs: str = ',;\t|') -> list[list[str]]:
     signs: that may separate values.
 
   Raises:
-    UsageError: for quotation marks that do not end where a value ends.
+    UsageError: for quotation marks that do not end where a value ends, and where several signs fit equally.
   """
 
   def read(sign: str, most: int | None = None, **how: Any) -> list[list[str]]:
     found = csv.reader(io.StringIO(text, newline=''), delimiter=sign, **how)
     return [[cell.strip() for cell in line] for line in itertools.islice(found, most) if line]
 
-  def fitting(sign: str) -> tuple[bool, int]:
-    lengths = [len(line) for line in read(sign, 2)] or [0]
+  def fitting(sign: str, most: int | None = 2) -> tuple[bool, int]:
+    lengths = [len(line) for line in read(sign, most)] or [0]
     return len(set(lengths)) == 1 < lengths[0], lengths[0]
 
   try:
-    return read(max(signs, key=fitting), strict=True)
+    found = {sign: fitting(sign) for sign in signs}
+    best = [sign for sign in signs if found[sign] == max(found.values())]
+    if len(best) > 1 and found[best[0]][0]:
+      best = [sign for sign in best if fitting(sign, None)[0]] or best
+      if len(best) > 1:
+        listed = ' or '.join(map(repr, best))
+        raise errors.UsageError(f'{what} may be separated by {listed}: put values with such a sign in quotation marks')
+    return read(best[0], strict=True)
   except csv.Error as error:
     raise errors.UsageError(f'cannot read {what}: {error}') from error
 

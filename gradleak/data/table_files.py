@@ -110,6 +110,10 @@ def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
   errors.check_choice(f'column for the label of {path}', chosen, columns)
   classes = np.asarray(columns.pop(chosen))
   made = parted(columns, classes, split, path, known.get('columns'), known.get('sensitive', ()))
+  gaps = set(map(str, known.get('gaps', ())))
+  for field in made.schema.fields:
+    if both := gaps.intersection(field.levels):
+      raise errors.UsageError(f'{both.pop()!r} is a gap of the schema and a level of the column {field.name!r}')
   told = f'the label is {chosen!r}' + ('' if 'label' in known else ', the last column: --label names another')
   return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields), *made.notes))
 
@@ -151,8 +155,7 @@ def parted(
   chosen = {'test': order[:held], 'train': order[held:]}
   if not len(chosen['train']):
     raise errors.UsageError(f'the table {name} has {len(classes)} row: two or more are needed')
-  known = dict(given or {})
-  schema = tables.infer(columns, known, [int(place) for place in chosen['train']], sensitive)
+  schema = tables.infer(columns, given, [int(place) for place in chosen['train']], sensitive)
   labels, names = classes_of(classes)
   if len(set(labels[chosen['train']].tolist())) < 2:
     raise errors.UsageError(f'the split train of {name} has rows of one class alone: there is nothing to learn')
@@ -183,12 +186,13 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
   """Returns (labels, int32 [N]; the name of each), of texts or numbers in their order.
 
   Raises:
-    UsageError: for a row without a class, fewer than two classes, or more than 100; for more than 12 numbers that are
-      not whole.
+    UsageError: for a row without a class, infinity, fewer than two classes, or more than 100; for more than 12 numbers
+      that are not whole.
   """
   texts = [tables.text_of(one) for one in classes]
   if (gap := next((row for row, text in enumerate(texts) if tables.is_gap(text)), None)) is not None:
     raise errors.UsageError(f'row {gap} has no label')
+  tables.check_finite(texts, 'as its label')
   if numeric := tables.are_numbers(texts):
     texts = [tables.spelt(text) for text in texts]
   distinct = set(texts)
@@ -201,7 +205,7 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
       f'the column of the label has {len(distinct)} different numbers that are not whole: name the column of a class, '
       'or divide the numbers into classes'
     )
-  names = tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
+  names = tables.ordered(distinct, numeric)
   places = {name: place for place, name in enumerate(names)}
   return np.asarray([places[text] for text in texts], np.int32), names
 
@@ -216,11 +220,13 @@ def _lines(path: str, names: Sequence[str] | None, least: int) -> tuple[list[str
   lines = separated.rows(text, f'the table {path}')
   if not lines:
     raise errors.UsageError(f'the table {path} is empty')
-  header = list(names) if names else lines.pop(0)
+  header = list(map(str, names)) if names else lines.pop(0)
   if len(set(header)) < len(header) or len(header) < 2:
     raise errors.UsageError(
       f'the table {path} has the headings {", ".join(header)}: expected two or more, all different'
     )
+  if names and lines[0] == header:
+    raise errors.UsageError(f'the table {path} begins with the "names" of the schema: leave them out')
   if not names and sum(tables.number_of(one) is not None for one in header) >= len(header) / 2:
     raise errors.UsageError(
       f'the first line of the table {path} is {", ".join(header)}, which are no headings: give "names" in a schema'

@@ -6,10 +6,10 @@ numbers a further column of 0 and 1.
 """
 
 import collections
-import functools
+import decimal
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +22,13 @@ MISSING = 'missing'  # how a gap is called among the levels
 GAPS = frozenset(
   {'', '?', '.', '-', '--', 'na', 'n/a', 'n.a.', '#n/a', '#na', '<na>', 'nan', '-nan', 'nat', 'none', 'null', MISSING}
 )
+_KEYS = ('kind', 'levels')  # of what is given of a column
 _FEW = 12  # whole numbers with at most so many values are ordinal
 _MANY = 100  # levels beyond which a text is taken for a name or a number of its own
 _ON = 0.5
 _KEPT = 2**53  # whole numbers beyond it lose digits
+_LONG = re.compile(r'[+-]?\d{16,}')  # whole numbers that may be beyond it
+_LARGEST = float(np.finfo(np.float32).max)
 _ROUNDED = 1e-5  # deviations that rounding moves a number by, at most
 _BETWEEN = 0.01  # part of a step from which on a number is none of its multiples
 _CODE = re.compile(r'[+-]?0\d')  # how a code of digits begins whose zeros count
@@ -134,8 +137,8 @@ class Schema(NamedTuple):
       columns: name -> values, numbers or texts; others than those of the schema are not read.
 
     Raises:
-      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, and a
-        gap where there are none; names the first row.
+      UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, a number
+        that float32 does not hold, and a gap where there are none; names the first row.
     """
     for field in self.fields:
       if field.name not in columns:
@@ -242,75 +245,122 @@ def infer(
 
   Args:
     columns: name -> values, numbers or texts; None, NaN and what `GAPS` lists are gaps.
-    given: name -> what is known better: a kind, 'ignore', or a dict with 'kind', and 'levels' in their order.
+    given: name -> what is known better: a kind, 'ignore', or a dict with 'kind', and 'levels' in their order. A text
+      that is listed as a level is no gap. Ordinal texts need levels, and continuous columns have none.
     fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all. None for all.
     sensitive: names of columns that are worse to lose than others.
 
   Raises:
     UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what
-      is given of a column that is not there. Also for what may be no category and no number, unless a kind is given:
-      numbers among which are texts, or which are written with commas or units, numbers of rows, and spellings that
-      differ in capital letters alone.
+      is given of a column that is not there. Also for unknown keys of a column, and levels that are missing, empty,
+      equal or of a continuous column. Also for infinity among numbers, and cells that are lists or no text in UTF-8.
+      Also for what may be no category and no number, unless a kind is given: numbers among which are texts, or which
+      are written with commas or units, numbers of rows, and spellings that differ in capital letters alone.
   """
-  given = {} if given is None else given
+  given = errors.check_instance('given', {} if given is None else given, Mapping, 'name -> what is known of a column')
   for name in [*given, *sensitive]:
     errors.check_choice('column', name, list(columns))
   fields = []
   for name, values in columns.items():
-    known = given.get(name, {})
-    known = {'kind': known} if isinstance(known, str) else dict(known)
-    errors.check_choice(f'kind of the column {name!r}', known.get('kind', CONTINUOUS), [*KINDS, 'ignore'])
-    if known.get('kind') != 'ignore':
-      fields.append(_inferred(str(name), [text_of(value) for value in values], known, fitted))
+    kind, levels = _known(str(name), given.get(name, {}))
+    if kind != 'ignore':
+      fields.append(_inferred(str(name), [text_of(value) for value in values], kind, levels, fitted))
   if not fields:
     raise errors.UsageError('the table has no column but its label')
   kept = {field.name for field in fields}
   return Schema(tuple(fields), tuple(name for name in sensitive if name in kept))
 
 
-def _inferred(name: str, texts: list[str], known: Mapping[str, Any], fitted: Sequence[int] | None) -> Field:
-  numeric = are_numbers(texts, known.get('kind'))
+def _known(name: str, known: Any) -> tuple[str | None, tuple[str, ...]]:
+  """Returns (kind or None, levels) of what is given of a column."""
+  known = {'kind': known} if isinstance(known, str) else known
+  what = f'the column {name!r}'
+  errors.check_instance(f'what is given of {what}', known, Mapping, "a kind, or a dict of 'kind' and 'levels'")
+  for key in known:
+    errors.check_choice(f'key of {what}', key, _KEYS)
+  errors.check_choice(f'kind of {what}', known.get('kind', CONTINUOUS), [*KINDS, 'ignore'])
+  levels = known.get('levels', ())
+  if isinstance(levels, str | bytes | Mapping | Set) or not isinstance(levels, Iterable):
+    raise errors.UsageError(f'the levels of {what} are {errors.shown(levels)}, expected a list')
+  levels = tuple(map(text_of, levels))
+  if '' in levels:
+    raise errors.UsageError(f'{what} has a level without a text: leave it out, gaps are found in the values')
+  return known.get('kind'), levels
+
+
+def _inferred(
+  name: str, texts: list[str], given: str | None, levels: tuple[str, ...], fitted: Sequence[int] | None
+) -> Field:
+  if given not in (CATEGORICAL, BINARY):
+    check_finite(texts, f'in the column {name!r}', given, levels)
+  numeric = are_numbers(texts, given, levels)
   if numeric:
-    texts = [text if is_gap(text) else spelt(text) for text in texts]
-  held = [text for text in texts if not is_gap(text)]
+    texts, levels = [text if is_gap(text) else spelt(text) for text in texts], tuple(map(spelt, levels))
+  held = [text for text in texts if not is_gap(text, levels)]
   distinct = list(dict.fromkeys(held))
   if not distinct:
     raise errors.UsageError(f'the column {name!r} has no value at all, only gaps: leave it out (kind "ignore")')
   if len(distinct) == 1:
     raise errors.UsageError(f'the column {name!r} has one value only, {distinct[0]!r}: leave it out (kind "ignore")')
   numbers = [number_of(text) for text in distinct]
-  kind = known.get('kind') or _kind(held, distinct, numbers, numeric, name)
+  kind = given or _kind(held, distinct, numbers, numeric, name)
   gaps = len(held) < len(texts)
   of = texts if fitted is None else [texts[place] for place in fitted]
   if kind == CONTINUOUS:
     if not numeric:
       wrong = distinct[numbers.index(None)]
       raise errors.UsageError(f'the column {name!r} is to be continuous and has the value {wrong!r}')
+    if levels:
+      raise errors.UsageError(f'the column {name!r} is continuous, which has no levels: leave them out, or give a kind')
     return _numbers(Field(name, kind, gaps=gaps), [float(text) for text in held], of, None)
-  levels = tuple(spelt(str(level)) if numeric else str(level) for level in known.get('levels', ()))
-  levels = levels or tuple(sorted(distinct, key=float) if numeric else sorted(distinct))
+  levels = _levels(name, kind, levels, distinct, numeric)
+  if kind == ORDINAL:
+    field = Field(name, kind, levels, gaps=gaps)
+    by_level = dict(zip(levels, field.values.tolist(), strict=True))
+    if len(set(by_level.values())) < len(levels):
+      raise errors.UsageError(f'the column {name!r} has levels of more digits than are kept: call it categorical')
+    return _numbers(field, [by_level[text] for text in held], of, by_level)
+  seen = collections.Counter(of)
+  counts = np.asarray([seen[level] for level in levels] + [sum(is_gap(text, levels) for text in of)] * gaps, float)
+  shares = (counts + 0.5) / (counts + 0.5).sum()  # none is 0, not even of a level that the fitted rows lack
+  return Field(name, kind, levels, tuple(float(share) for share in shares), gaps=gaps)
+
+
+def _levels(name: str, kind: str, given: tuple[str, ...], distinct: list[str], numeric: bool) -> tuple[str, ...]:
+  """Returns the levels of a column, those that are given or all that occur; raises `UsageError` for wrong ones."""
+  if kind == ORDINAL and not (given or numeric):
+    raise errors.UsageError(f'the column {name!r} is to be ordinal and has texts: give its "levels" in their order')
+  levels = given or ordered(distinct, numeric)
+  if twice := [level for level, count in collections.Counter(levels).items() if count > 1]:
+    raise errors.UsageError(f'the column {name!r} has the level {twice[0]!r} twice')
   if beyond := [level for level in distinct if level not in levels]:
     raise errors.UsageError(f'the column {name!r} has {beyond[0]!r}, which is none of its levels: {", ".join(levels)}')
   if kind == BINARY and len(levels) != 2:
     raise errors.UsageError(
       f'the column {name!r} is to be binary and has {len(levels)} levels: {", ".join(levels[:8])}'
     )
-  if kind == ORDINAL:
-    field = Field(name, kind, levels, gaps=gaps)
-    by_level = dict(zip(levels, field.values.tolist(), strict=True))
-    return _numbers(field, [by_level[text] for text in held], of, by_level)
-  seen = collections.Counter(of)
-  counts = np.asarray([seen[level] for level in levels] + [sum(map(is_gap, of))] * gaps, float)
-  shares = (counts + 0.5) / (counts + 0.5).sum()  # none is 0, not even of a level that the fitted rows lack
-  return Field(name, kind, levels, tuple(float(share) for share in shares), gaps=gaps)
+  return levels
 
 
-def are_numbers(texts: Sequence[str], kind: str | None = None) -> bool:
+def are_numbers(texts: Sequence[str], kind: str | None = None, levels: Sequence[str] = ()) -> bool:
   """Returns whether all texts but gaps are numbers. Codes such as 007 are none, unless the kind says otherwise."""
-  held = [text for text in texts if not is_gap(text)]
+  held = [text for text in texts if not is_gap(text, levels)]
   if kind not in (CONTINUOUS, ORDINAL) and any(map(_CODE.match, held)):
     return False
   return all(number_of(text) is not None for text in held)
+
+
+def check_finite(texts: Sequence[str], where: str, kind: str | None = None, levels: Sequence[str] = ()) -> None:
+  """Raises `UsageError` for infinity, and numbers beyond float64, among what else are numbers; names the first row."""
+  infinite = {text for text in dict.fromkeys(texts) if _infinite(text)} - set(levels)
+  if infinite and are_numbers([text for text in texts if text not in infinite], kind, levels):
+    row = next(row for row, text in enumerate(texts) if text in infinite)
+    raise errors.UsageError(f'row {row} has {texts[row]!r} {where}, expected a finite number')
+
+
+def ordered(texts: Iterable[str], numeric: bool) -> tuple[str, ...]:
+  """Returns texts in their order, numbers by all of their digits."""
+  return tuple(sorted(texts, key=decimal.Decimal) if numeric else sorted(texts))
 
 
 def _kind(held: list[str], distinct: list[str], numbers: list[float | None], numeric: bool, name: str) -> str:
@@ -381,11 +431,11 @@ def middle(texts: Sequence[str]) -> float:
 
 def _numbers(field: Field, held: list[float], texts: list[str], by_level: Mapping[str, float] | None) -> Field:
   """Returns a numeric field with its mean, deviation, range, step and share of gaps."""
-  fitted = [float(text) if by_level is None else by_level[text] for text in texts if not is_gap(text)]
+  fitted = [float(text) if by_level is None else by_level[text] for text in texts if not is_gap(text, field.levels)]
   # If these rows have one value alone, the deviation of all rows is taken.
   mean, std = next(((m, d) for m, d in map(_moments, (fitted, held)) if d > 0), (0.0, 1.0))
   step = 1.0 if by_level is None and all(value == round(value) for value in held) else 0.0
-  share = (sum(map(is_gap, texts)) + 0.5) / (len(texts) + 1)
+  share = (sum(is_gap(text, field.levels) for text in texts) + 0.5) / (len(texts) + 1)
   return field._replace(
     mean=mean,
     std=std,
@@ -410,7 +460,7 @@ def _encoded(field: Field, texts: list[str]) -> np.ndarray:
   places = {level: place for place, level in enumerate(field.levels)}
   values = field.values if field.kind == ORDINAL else None
   for row, text in enumerate(texts):
-    if is_gap(text):
+    if is_gap(text, field.levels):
       if not field.gaps:
         raise errors.UsageError(f'row {row} has no value in the column {field.name!r}, which has no gaps in the schema')
       found[row, -1] = 1
@@ -431,6 +481,10 @@ def _encoded(field: Field, texts: list[str]) -> np.ndarray:
       found[row, 0] = (values[places[text]] - field.mean) / field.std
     else:
       found[row, places[text]] = 1
+  if len(wrong := np.flatnonzero(np.abs(found[:, 0]) > _LARGEST)):
+    raise errors.UsageError(
+      f'row {wrong[0]} has {texts[wrong[0]]!r} in the column {field.name!r}, too far from its mean for float32'
+    )
   return found
 
 
@@ -475,30 +529,48 @@ def _plain(field: Field, cell: float) -> float:
 
 
 def text_of(value: Any) -> str:
-  """Returns a value as a text: whole numbers without a point, gaps as ''."""
+  """Returns a value as a text: whole numbers without a point, gaps as ''.
+
+  Raises:
+    UsageError: for bytes that are no UTF-8, and for lists and arrays.
+  """
   if value is None:
     return ''
   if isinstance(value, bool | np.bool_):
     return str(bool(value)).lower()
   if isinstance(value, float | np.floating):
     return '' if math.isnan(value) else _shortest(float(value))
-  return str(value).strip()
+  if isinstance(value, list | tuple | dict) or getattr(value, 'ndim', False):
+    raise errors.UsageError(f'a cell of the table is {errors.shown(value)}, expected a number or a text')
+  try:
+    return (value.decode() if isinstance(value, bytes) else str(value)).strip()
+  except UnicodeDecodeError:
+    raise errors.UsageError(f'a cell of the table is {errors.shown(value)}, expected text in UTF-8') from None
 
 
 def _shortest(value: float) -> str:
-  return str(int(value)) if value == round(value) and abs(value) < 1e15 else repr(value)
+  return str(int(value)) if abs(value) < _KEPT and value == round(value) else repr(value)
 
 
 def spelt(text: str) -> str:
   """Returns a number as all equal ones are written, so that 1 and 1.0 are one level; another text as it is."""
   number = number_of(text)
-  return text if number is None else _shortest(number + 0.0)
+  if number is None:
+    return text
+  return str(int(text)) if _LONG.fullmatch(text) else _shortest(number + 0.0)
 
 
-@functools.lru_cache(4096)
-def is_gap(text: str) -> bool:
-  """Returns whether a text stands for a missing value."""
-  return text.lower() in GAPS
+def is_gap(text: str, levels: Sequence[str] = ()) -> bool:
+  """Returns whether a text stands for a missing value; one that is a level but for capital letters does not."""
+  lower = text.lower()
+  return lower in GAPS and not (lower and lower in map(str.lower, levels))
+
+
+def _infinite(text: str) -> bool:
+  try:
+    return math.isinf(float(text.replace('_', ' ')))
+  except ValueError:
+    return False
 
 
 def number_of(text: str) -> float | None:

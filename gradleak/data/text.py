@@ -56,21 +56,36 @@ def read(name: str, split: str) -> Texts:
   PATH is a file, or a folder with a file for each split, such as train.tsv. Every fifth text of a single file is in
   the split test, and all others are in train. Files .txt have a text in each line. Files .tsv and .csv have columns
   with the headings 'text' or 'sentence', and 'label'. Without headings they are a label and a text. Values of a .csv
-  may also be separated by semicolons, tabs or bars.
+  may also be separated by semicolons, tabs or bars. Classes are the labels of all files that have some.
 
   Raises:
-    UsageError: for a split that is not there, and a file that cannot be read so.
+    UsageError: for a split that is not there, two files of one split, a split without labels beside others that have
+      some, and a file that cannot be read so.
   """
   if name == 'notes':
     errors.check_choice('split of notes', split, notes.SPLITS)
     size = notes.SPLITS[split]
     labels = np.arange(size, dtype=np.int32) % len(notes.CLASS_NAMES)
     return Texts(notes.CLASS_NAMES, labels, size, lambda index: notes.note(split, index)[0])
+  held, known = _held(name, split)
+  class_names = tuple(sorted(known - {''})) or ('',)
+  places = {label: place for place, label in enumerate(class_names)}
+  if held[0][0] not in places:
+    raise errors.UsageError(f'the split {split!r} of {name} has no labels, and other files there have: give it some')
+  labels = np.asarray([places[label] for label, _ in held], np.int32)
+  return Texts(class_names, labels, len(held), lambda index: held[index][1])
+
+
+def _held(name: str, split: str) -> tuple[tuple[tuple[str, str], ...], set[str]]:
+  """Returns ((label, text) of each text of a split of `text:PATH`, labels of all its files), '' for no label."""
   path = errors.check_path(f'the path of {FILE}:PATH', name.partition(':')[2], home=True)
   if path.is_dir():
-    files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES}
+    found = [file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES]
+    files = {file.stem: file for file in found}
+    if twice := [file.name for file in found if file != files[file.stem]]:
+      raise errors.UsageError(f'{name} has {twice[0]} and {files[pathlib.Path(twice[0]).stem].name}: keep one of them')
     errors.check_choice(f'split of {name}', split, files or ['(it has none: expected train.txt, .tsv or .csv)'])
-    held, known = pairs(files[split]), {label for file in files.values() for label, _ in pairs(file)}
+    held, known = pairs(files[split]), {label for file in found for label, _ in pairs(file)}
   elif path.is_file():
     errors.check_choice(f'split of {name}', split, ('test', 'train'))
     whole = pairs(path)
@@ -80,10 +95,7 @@ def read(name: str, split: str) -> Texts:
     raise errors.UsageError(f'no file {str(path)!r}; {FILE}:PATH is a file .txt, .tsv or .csv, or a folder of them')
   if not held:
     raise errors.UsageError(f'the split {split!r} of {name} has no text')
-  class_names = tuple(sorted(known))
-  places = {label: place for place, label in enumerate(class_names)}
-  labels = np.asarray([places[label] for label, _ in held], np.int32)
-  return Texts(class_names, labels, len(held), lambda index: held[index][1])
+  return held, known
 
 
 def pairs(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
@@ -119,19 +131,24 @@ def _read(path: pathlib.Path, stamp: tuple[int, int]) -> tuple[tuple[str, str], 
 def _labelled(rows: list[list[str]], name: str) -> tuple[tuple[str, str], ...]:
   """Returns (label, text) of the rows of a file with columns; texts that are empty are left out."""
   heading = [cell.lower() for cell in rows[0]]
-  text = next((heading.index(name) for name in _COLUMNS if name in heading), None)
-  label = next((heading.index(name) for name in _LABELS if name in heading), None)
+  text, label = (next((heading.index(one) for one in of if one in heading), None) for of in (_COLUMNS, _LABELS))
   separated.check_lengths(rows, len(heading), name, first=1)
   if text is not None:
+    if twice := [heading[one] for one in (text, label) if one is not None and heading.count(heading[one]) > 1]:
+      raise errors.UsageError(f'{name} has several columns {twice[0]!r}: keep that name for one of them')
     rows = rows[1:]
   elif len(heading) > 2:
     raise errors.UsageError(
       f'{name} has {len(heading)} columns and none is called {" or ".join(_COLUMNS)}: name the one of the texts so'
     )
+  elif len(heading) == 1:
+    raise errors.UsageError(
+      f'{name} begins with {errors.shown(rows[0][0])}, which may be a heading or a text: put {_COLUMNS[0]} above it, '
+      'or name the file .txt, where each line is a text'
+    )
   else:
-    text, label = (len(heading) - 1, None if len(heading) == 1 else 0)
-    if label is not None:
-      _check_first(rows, name)
+    label, text = 0, 1
+    _check_first(rows, name)
   rows = [row for row in rows if row[text]]
   if label is not None and not all(row[label] for row in rows):
     raise errors.UsageError(f'{name} has texts without a label: give each one, or leave out the column')
@@ -175,8 +192,8 @@ def _tokeniser(name: str, given: str, stamps: tuple) -> Tokeniser:
   if given == 'words' and name == 'notes':
     return tokenisers.in_words(notes.vocabulary())
   if given == 'words' or kind == 'bpe':
-    others = read(name, 'train')
-    texts = others.first(others.size)
+    whole = read(name, 'train') if name == 'notes' else None
+    texts = [one for _, one in _held(name, 'train')[0]] if whole is None else whole.first(whole.size)
     if given == 'words':
       return tokenisers.in_words(texts)
     if rest and not rest.isdigit():
@@ -210,11 +227,13 @@ def tokens(
 
 
 def remarks(made: Tokeniser, texts: Sequence[str], ids: np.ndarray, length: int) -> tuple[str, ...]:
-  """Returns sentences on texts that are cut, and on tokens that a vocabulary does not have."""
+  """Returns sentences on texts that are cut, and on tokens that a vocabulary or a file does not have."""
   told, count = [], len(texts)
   cut = sum(len(made.encode(text)) > length for text in texts)
   if cut:
     told.append(f'{cut} of {count} texts have more than {length} tokens and are cut: length says how many are kept.')
+  if made.added:
+    told.append(f'The tokeniser lacks {" and ".join(made.added)}: added behind its own, they make {made.size} tokens.')
   counts = collections.Counter(ids.ravel().tolist())
   if made.unknown is not None and counts[made.unknown]:
     share = counts[made.unknown] / (ids != made.pad).sum()

@@ -21,6 +21,7 @@ MOST_STORED = 5000  # pieces that results keep; of larger vocabularies they keep
 KINDS = ('bytes', 'words', 'file')
 _SPECIAL = ('[pad]', '[mask]', '[unknown]')
 _WORD = re.compile(r'\w+|[^\w\s]')
+_NAMED = r'[\[<][|｜_▁]*{}(ding)?[|｜_▁]*[\]>]'  # [PAD], <pad>, <|pad|>, <|padding|>
 _LARGEST = 1 << 26  # bytes of a file
 
 
@@ -56,6 +57,12 @@ class Tokeniser:
   def special(self) -> frozenset[int]:
     """Numbers of the tokens that stand for no text: of padding and masks."""
     return frozenset({self.pad, self.mask})
+
+  @property
+  def added(self) -> tuple[str, ...]:
+    """Names of those of them that the file of the library `tokenizers` lacks."""
+    names = [self.pieces[number] for number in (self.pad, self.mask)]
+    return tuple(name for name in names if self.source and self._loaded.token_to_id(name) is None)
 
   @functools.cached_property
   def digest(self) -> str:
@@ -170,10 +177,11 @@ def in_words(texts: Iterable[str], most: int = 20_000) -> Tokeniser:
 def from_file(path: str | pathlib.Path) -> Tokeniser:
   """Returns the tokeniser of a file tokenizer.json, as the library `tokenizers` and Hugging Face's models have it.
 
-  Where the file has no token for padding, or none for masks, one is added behind its own.
+  Padding is what the file says of it, or a token such as [PAD], <pad> or <|pad|>; masks likewise. Where the file has
+  none, one is added behind its own tokens.
 
   Raises:
-    UsageError: for a file that is not there, or is none; and without the library.
+    UsageError: for a file that is not there, is none, or has several tokens for padding; and without the library.
   """
   found = errors.check_path('the tokeniser', path, home=True)
   if not found.is_file():
@@ -206,6 +214,7 @@ def from_json(source: str, where: str) -> Tokeniser:
     raise
   except Exception as error:  # the library raises plain ones
     raise errors.UsageError(f'{where} is no tokeniser of the library tokenizers: {error}') from error
+  said = loaded.padding or {}
   if loaded.padding or loaded.truncation:  # `Tokeniser.batch` pads and cuts, and `data.text` says how many texts it cut
     loaded.no_padding()
     loaded.no_truncation()
@@ -214,15 +223,27 @@ def from_json(source: str, where: str) -> Tokeniser:
   pieces = ['' for _ in range(max(places.values(), default=-1) + 1)]
   for piece, place in places.items():
     pieces[place] = piece
-  numbers = []
-  for names in (('[PAD]', '<pad>', '[pad]'), ('[MASK]', '<mask>', '[mask]')):
-    name = next((name for name in names if name in places), None)
-    if name is None:
-      pieces.append(names[-1])
-    numbers.append(len(pieces) - 1 if name is None else places[name])
-  unknown = next((places[name] for name in ('[UNK]', '<unk>') if name in places), None)
-  pad, mask = numbers
+  model = json.loads(source)['model']
+  unknown = places.get(model.get('unk_token'), model.get('unk_id'))
+  unknown = special('unk', places, where) if unknown is None else unknown
+  padding = said.get('pad_id') if places.get(said.get('pad_token'), -1) == said.get('pad_id') else None
+  found = (special('pad', places, where) if padding is None else padding, special('mask', places, where))
+  pairs = list(zip(_SPECIAL[:2], found, strict=True))
+  pieces += [name for name, number in pairs if number is None]
+  pad, mask = (pieces.index(name) if number is None else number for name, number in pairs)
   return known(Tokeniser('file', tuple(pieces), pad, mask, unknown, source))
+
+
+def special(kind: str, places: Mapping[str, int], where: str) -> int | None:
+  """Returns the number of the token for 'pad', 'mask' or 'unk' by its usual spellings, None for none.
+
+  Raises:
+    UsageError: for several of them; `where` is how the message calls the tokeniser.
+  """
+  found = [piece for piece in places if re.fullmatch(_NAMED.format(kind), piece, re.IGNORECASE)]
+  if len(found) > 1:
+    raise errors.UsageError(f'{where} has the tokens {errors.some(found)}, expected one of them')
+  return places[found[0]] if found else None
 
 
 def _library() -> Any:
@@ -230,6 +251,6 @@ def _library() -> Any:
     import tokenizers
   except ImportError as error:
     raise errors.UsageError(
-      "files of tokenisers need the library tokenizers: pip install tokenizers, or take bytes or words"
+      'files of tokenisers need the library tokenizers: pip install tokenizers, or take bytes or words'
     ) from error
   return tokenizers

@@ -50,6 +50,7 @@ def test_one_row_is_enough_and_a_class_may_be_spelt_as_a_number(table, tmp_path)
     (['age,town,ill', '30,west,1'], None, 'west'),
     (['age,town,ill', '30,north,1'], 'sick', "column for the label of .* 'sick'"),
     (['age,town,ill'], None, '0 rows: 1 or more'),
+    (['age,town,ill', '30,north,1', '1e300,north,1'], None, "row 1 has '1e300' in the column 'age', too far from"),
   ],
 )
 def test_what_does_not_fit_the_table_is_refused(table, tmp_path, lines, label, words):

@@ -35,6 +35,8 @@ def read(tmp_path, column, name='x', schema=None, labels=ILL, split='train', del
     ([f'{i % 50}_{i % 7}' for i in range(60)], '60 different texts in 60 rows'),
     (['yes', 'No', 'Yes'] * 20, "'yes' and 'Yes': write them alike"),
     (['1', '1.0', '1.00'] * 20, "one value only, '1'"),
+    ([1, 2, 'inf'] * 20, "row 2 has 'inf' in the column 'x', expected a finite number"),
+    ([*AGES[1:], '1e400'], "row 59 has '1e400' in the column 'x', expected a finite number"),
   ],
 )
 def test_columns_that_are_not_understood_are_refused(tmp_path, column, said):
@@ -59,6 +61,21 @@ def test_equal_numbers_are_one_level_and_codes_are_texts(tmp_path):
   assert table_files.classes_of(np.asarray(['01', '1']))[1] == ('01', '1')
   found = tables.infer({'x': ['1.0', '2', '1']}, {'x': {'kind': 'ordinal', 'levels': ['1', '2.0']}})
   np.testing.assert_array_equal(found.encode({'x': ['1', '1.00']})[0], found.encode({'x': ['1', '1.00']})[1])
+
+
+@pytest.mark.parametrize('kind', ['ordinal', 'categorical'])
+def test_a_listed_level_is_no_gap(tmp_path, kind):
+  """'none' and 'NA' were gaps wherever they stood, and the levels of these names never occurred."""
+  known = {'columns': {'x': {'kind': kind, 'levels': ['none', 'NA', 'severe']}}}
+  made = read(tmp_path, ['none', 'NA', 'severe', '?'] * 15, schema=known)
+  field = made.schema.fields[1]
+  assert field.levels == ('none', 'NA', 'severe') and field.gaps
+  shown = made.schema.texts(made.schema.cells(made.schema.encode({'age': [20] * 4, 'x': ['none', 'NA', 'severe', '']})))
+  assert [row[1] for row in shown] == ['none', 'NA', 'severe', 'missing']
+  with pytest.raises(gl.UsageError, match="has 'None', which is none of its levels"):
+    read(tmp_path, ['None', 'NA', 'severe'] * 20, schema=known)
+  with pytest.raises(gl.UsageError, match="'NA' is a gap of the schema and a level of the column 'x'"):
+    read(tmp_path, ['none', 'NA', 'severe'] * 20, schema={**known, 'gaps': ['NA']})
 
 
 @pytest.mark.parametrize('gap', ['-', '.', '#N/A', '<NA>', 'NaT', 'n.a.', '?', ''])
@@ -100,6 +117,20 @@ def test_headings_and_separators(tmp_path):
   with pytest.raises(gl.UsageError, match='which are no headings: give "names"'):
     table_files.read(str(path), 'train')
   assert len(table_files.read(str(path), 'train', {'names': ['a', 'b', 'c']}).rows) == 42
+  path.write_text('a,b,c\n' + path.read_text())
+  with pytest.raises(gl.UsageError, match='begins with the "names" of the schema'):
+    table_files.read(str(path), 'train', {'names': ['a', 'b', 'c']})
+
+
+def test_of_two_signs_that_fit_all_lines_decide(tmp_path):
+  prices = [f'{i % 7},{i % 5}' for i in range(60)]
+  lines = [f'{price};{ill}' for price, ill in zip(prices, ILL, strict=True)]
+  path = tmp_path / 'prices.csv'
+  path.write_text('\n'.join(['price, EUR;ill', *lines]))
+  with pytest.raises(gl.UsageError, match=r"prices\.csv may be separated by ',' or ';': put values with such"):
+    table_files.read(str(path), 'train')
+  path.write_text('\n'.join(['price, EUR;ill', *lines[:-1], f'3;{ILL[-1]}']))
+  assert list(table_files.columns_of(str(path), {})) == ['price, EUR', 'ill']
 
 
 def test_labels_that_are_no_classes_are_refused(tmp_path):
@@ -123,6 +154,40 @@ def test_a_column_without_spread_in_train_has_that_of_all_rows():
   values = [5.0] * 9 + [1e6]
   (field,) = tables.infer({'x': [*values, 2.5]}, fitted=range(9)).fields
   assert field.std > 1e5  # it was 1
+
+
+def test_cells_and_labels_that_are_no_values_are_refused():
+  """Of two equal names the first column was dropped, and NaN in labels [N, 1] was a class."""
+  values, labels = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20) % 2
+  with pytest.raises(gl.UsageError, match='the names are a, a: expected different names'):
+    gl.data.table(values, labels, names=['a', 'a'])
+  with pytest.raises(gl.UsageError, match=r'labels are of shape \(20, 1\), expected one for each row: .*\[:, 0\]'):
+    gl.data.table(values, labels[:, np.newaxis] * np.nan)
+  with pytest.raises(gl.UsageError, match=r'a cell of the table is \[1, 2\], expected a number'):
+    gl.data.table(values, [[1, 2], [1]] * 10)
+  with pytest.raises(gl.UsageError, match='a cell of the table is array'):
+    gl.data.table({'a': values}, labels)
+  with pytest.raises(gl.UsageError, match=r"b'\\xff', expected text in UTF-8"):
+    gl.data.table({'a': [b'\xff', b'u'] * 10}, labels)
+  found = gl.data.table({'a': np.array([b'u', 'ü'.encode()] * 10)}, labels)
+  assert found.settings['schema']['columns'][0]['levels'] == ['u', 'ü']
+  values[3, 1] = -np.inf
+  with pytest.raises(gl.UsageError, match="row 3 has '-inf' in the column 'column 1', expected a finite number"):
+    gl.data.table(values, labels)
+  with pytest.raises(gl.UsageError, match="row 1 has 'inf' as its label"):
+    gl.data.table(values[:, :1], np.where(labels, np.inf, 0))
+  bins = gl.data.table({'a': [1, np.inf] * 10}, labels, given={'a': 'categorical'})  # the name of a bin
+  assert bins.settings['schema']['columns'][0]['levels'] == ['1', 'inf']
+
+
+def test_long_whole_numbers_keep_their_digits():
+  numbers = [2**53 + 1, 2**53, 2**53 + 2] * 10
+  found = gl.data.table({'a': numbers}, numbers, given={'a': 'categorical'})
+  levels = ['9007199254740992', '9007199254740993', '9007199254740994']
+  assert list(found.class_names) == found.settings['schema']['columns'][0]['levels'] == levels
+  assert tables.spelt('+0009007199254740993') == levels[1] and tables.spelt('9007199254740990.0') == '9007199254740990'
+  with pytest.raises(gl.UsageError, match='levels of more digits than are kept'):
+    gl.data.table({'a': numbers}, numbers, given={'a': 'ordinal'})
 
 
 def test_frames_with_equal_names_are_refused():

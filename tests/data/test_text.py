@@ -124,6 +124,11 @@ NOTES = [f'note {number} on a heart' for number in range(10)]
     ('a.csv', 'kind,body', '{label},{text}', 'begins with kind, body, a label that no other row has'),
     ('a.csv', 'text,label', '{text},{gap}', 'has texts without a label'),
     ('a.rtf', 'text,label', '{text},{label}', "the suffix '.rtf'"),
+    ('a.csv', 'text,label,Text', '{text},{label},no', "several columns 'text'"),
+    ('a.csv', 'label,text,label', '{label},{text},no', "several columns 'label'"),
+    ('a.csv', 'comment', '{text}', "begins with 'comment', which may be a heading or a text"),
+    ('a.tsv', 'comment', '{text}', 'or name the file .txt'),
+    ('a.csv', 'text, short;label', '{text}, ward;{label}', "may be separated by ',' or ';': put values"),
   ],
 )
 def test_files_that_are_not_understood_are_refused(tmp_path, name, head, line, said):
@@ -131,6 +136,23 @@ def test_files_that_are_not_understood_are_refused(tmp_path, name, head, line, s
   (tmp_path / name).write_text('\n'.join([head, *lines]))
   with pytest.raises(gl.UsageError, match=said):
     text.read(f'text:{tmp_path / name}', 'train')
+
+
+def test_files_beside_the_splits_move_no_label(tmp_path):
+  """A README made a class '', and of test.csv and test.tsv one was not read."""
+  for split in ('train', 'test'):
+    (tmp_path / f'{split}.csv').write_text('label,text\nneg,bad film\npos,good film\n')
+  (tmp_path / 'README.txt').write_text('Films.\n')
+  found = text.read(f'text:{tmp_path}', 'test')
+  assert found.class_names == ('neg', 'pos') and found.labels.tolist() == [0, 1]
+  with pytest.raises(gl.UsageError, match=r"'README' of .* has no labels, and other files there have"):
+    text.read(f'text:{tmp_path}', 'README')
+  (tmp_path / 'train.csv').unlink()
+  (tmp_path / 'train.txt').write_text('dull film\n')  # a vocabulary needs no labels
+  assert 'dull' in gl.data.load(f'text:{tmp_path}', 'test').settings['tokeniser']['pieces']
+  (tmp_path / 'test.tsv').write_text('label\ttext\nneg\tdull\n')
+  with pytest.raises(gl.UsageError, match=r'has test\.csv and test\.tsv: keep one of them'):
+    text.read(f'text:{tmp_path}', 'test')
 
 
 @pytest.mark.parametrize('sign', [',', ';', '|'])
@@ -152,6 +174,26 @@ def test_a_file_that_changes_is_read_again(tmp_path):
     found = gl.data.load(f'text:{path}', 'train')
     assert len(found.samples) == 4 * len(words)
     assert set(found.settings['tokeniser']['pieces'][3:]) == {each for one in words for each in one.split()}
+
+
+@pytest.mark.parametrize('name', ['[PAD]', '<pad>', '<PAD>', '<|pad|>', '<|padding|>', '<｜▁pad▁｜>'])
+def test_a_token_for_padding_is_known_by_its_usual_spellings(name):
+  """Of some of them another token was added behind the vocabulary."""
+  assert tokenisers.special('pad', {'a': 0, '<padded>': 1, 'pad': 2, name: 3}, 'it') == 3
+  assert tokenisers.special('mask', {'a': 0, name: 3}, 'it') is None
+  with pytest.raises(gl.UsageError, match=r'it has the tokens .*\[paD\], expected one of them'):
+    tokenisers.special('pad', {name: 3, '[paD]': 4}, 'it')
+
+
+def test_what_a_file_of_a_tokeniser_says_of_padding_goes_first():
+  library = pytest.importorskip('tokenizers')
+  made = library.Tokenizer(library.models.WordLevel({'a': 0, '[pad]': 1, '</s>': 2, '?': 3}, unk_token='?'))
+  found = tokenisers.from_json(made.to_str(), 'it')
+  assert (found.pad, found.mask, found.unknown, found.size, found.added) == (1, 4, 3, 5, ('[mask]',))
+  told = text.remarks(found, ['a'], found.batch(['a'], 2), 2)
+  assert told == ('The tokeniser lacks [mask]: added behind its own, they make 5 tokens.',)
+  made.enable_padding(pad_id=2, pad_token='</s>')
+  assert tokenisers.from_json(made.to_str(), 'it').pad == 2
 
 
 def test_what_a_tokeniser_pads_and_cuts_is_not_its_own(tmp_path):
