@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 import gradleak as gl
 
 if importlib.util.find_spec('torch') is None:
-  sys.exit("this example needs PyTorch: pip install torch")
+  sys.exit('this example needs PyTorch: pip install torch')
 
 import torch
 from torch import nn

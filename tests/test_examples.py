@@ -62,7 +62,7 @@ def test_a_table(capsys, tmp_path, monkeypatch):
 def test_the_example_of_pytorch_ends_with_a_sentence_where_that_is_missing(monkeypatch):
   found = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name, *rest: None if name == 'torch' else found(name, *rest))
-  with pytest.raises(SystemExit, match=r"this example needs PyTorch: pip install torch"):
+  with pytest.raises(SystemExit, match=r'this example needs PyTorch: pip install torch'):
     runpy.run_path(str(EXAMPLES / 'audit_your_torch_model.py'))
 
 
