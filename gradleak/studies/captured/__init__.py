@@ -171,7 +171,7 @@ def attack(
   mode, known = _labels(chosen.labels, chosen.num_samples, of_classes)
   owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, chosen.modality)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
-  update, factor, lost = checked(update, stand_in.variables['params'])
+  update, factor, lost = checked(update, stand_in.variables['params'], model.layout)
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   adam = stand_in.client.share == 'delta' and trained.optimizer.startswith('adam')
   signs = of_signs(update) or (adam and stand_in.client.num_steps(chosen.num_samples) == 1)
