@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import runpy
 
 import jax
@@ -694,6 +695,14 @@ def test_a_truth_that_does_not_fit_is_refused(dense):
     dense.attack(dense.update(), attacks=[gl.attacks.fidel()]).to_frame()
 
 
+def test_a_truth_of_a_small_range_is_told(affine, monkeypatch):
+  monkeypatch.setattr(captured, '_inverted', lambda *_: ([], [], []))
+  for scale in (1, 255):
+    truth = affine.samples[:1] / scale, affine.targets[:1]
+    told = affine.attack(affine.update(), truth=truth, attacks=[gl.attacks.dlg()]).warnings
+    assert any(re.match(r'The truth uses \[0.*\] of \[0, 1\] alone', one) for one in told) == (scale == 255)
+
+
 def test_a_defense_may_be_a_text(affine):
   attack = [gl.attacks.csdlg_fast()]
   update = affine.update()
@@ -761,6 +770,7 @@ def test_the_truth_in_a_file(dense, tmp_path):
     ({'samples': images, 'targets': labels}, images, SHAPE),
     ({'arr_0': images, 'arr_1': labels}, images, SHAPE),
     ({'images': wide.transpose(0, 3, 1, 2), 'labels': labels}, wide.astype(np.float32) / 255, (4, 5, 3)),
+    ({'images': np.zeros_like(wide), 'labels': labels}, np.zeros_like(wide, np.float32), (4, 5, 3)),
   ]:
     np.savez(path, **arrays)
     found = captured.read_truth(path, shape)
@@ -774,5 +784,9 @@ def test_the_truth_in_a_file(dense, tmp_path):
     gl.UsageError, match=r'holds pictures, labels, expected one array of samples, called samples or images'
   ):
     captured.read_truth(path, SHAPE)
+  for mask in ('samples', 'gallery'):
+    np.savez(path, **{'samples': wide, 'targets': labels, mask: (wide > 127).astype(np.uint8)})
+    with pytest.raises(gl.UsageError, match='bytes of 0 and 1 alone, and a byte of 255 is white'):
+      captured.read_truth(path, (4, 5, 3))
   with pytest.raises(gl.UsageError, match=r"cannot read the truth in 'nowhere\.npz'"):
     captured.read_truth('nowhere.npz', SHAPE)

@@ -66,8 +66,8 @@ def read_update(
 
   Raises:
     UsageError: for a file that cannot be read; for tensors that are missing, not in the model, of another shape or
-      quantised; for two tensors of one name; where the order of a tensor in PyTorch is not settled; for a list of either
-      layout; and where one of two has a tensor that the other lacks.
+      quantised; for two tensors of one name, and a list that fits two orders; where the order of a tensor in PyTorch is
+      not settled; and where one of two has a tensor that the other lacks.
   """
   check_model(model)
   errors.check_instance('partial', partial, bool, 'True or False')
