@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradleak import data
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import as_defense
@@ -19,6 +20,7 @@ from gradleak.defenses.text import parse
 from gradleak.engine.parts import told
 from gradleak.engine.progress import callback, computing
 from gradleak.federated import ClientSettings
+from gradleak.federated.losses import as_loss
 from gradleak.frameworks import opacus
 from gradleak.frameworks.comparison import Comparison, compare
 from gradleak.frameworks.exchange import Exchange, read, write
@@ -27,7 +29,7 @@ from gradleak.models.model import check_model, outputs_shape
 from gradleak.models.torch_weights import without_prefixes
 from gradleak.studies.captured import Captured, attack
 
-__all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of']
+__all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of', 'weights_of']
 
 _TRAIN = 'train'
 _OF_ATTACKS = {'attacks', 'labels', 'restarts', 'steps', 'controls', 'workdir', 'progress'}  # of `gradleak.attack`
@@ -169,7 +171,7 @@ def audit(
 
   Raises:
     UsageError: for a client that returns an error, other arrays than it was sent, or another number of samples; for a
-      model that does not come from PyTorch; for a setting of another name; and as `gradleak.attack` does.
+      model that is not of PyTorch; for pixels, labels or settings out of range; and as `gradleak.attack` does.
   """
   check_model(model)
   _layout(model)
@@ -179,7 +181,7 @@ def audit(
     client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
   )
   sent, exchanges, steps = _sent(model, variables), list[Exchange](), list[opacus.Step]()
-  classes = outputs_shape(model, variables, samples.shape[1:])[-1]
+  classes = _classes(model, variables, samples, targets, settings)
 
   def fit(samples: np.ndarray, targets: np.ndarray) -> Tree:
     with opacus.watched(steps):
@@ -235,6 +237,17 @@ def update_of(exchange: Exchange, model: Model) -> Tree:
   return jax.tree.map(lambda x: np.asarray(x, np.float32), layout.variables(moved)['params'])
 
 
+def weights_of(exchange: Exchange, model: Model) -> dict[str, Tree]:
+  """Returns the variables that a client was sent, of a model from PyTorch.
+
+  A `NumPyClient` is sent a list: its arrays have no names, and stand in the order of the state dict.
+
+  Raises:
+    UsageError: where the names or the shapes are not those of the model's state dict.
+  """
+  return _layout(model).variables(_named(exchange.sent, model))
+
+
 def _layout(model: Model) -> Any:
   """Returns the layout of a model of PyTorch; raises `UsageError` for another one."""
   if model.layout is None:
@@ -269,19 +282,24 @@ def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
 
 def _samples(samples: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
   samples, targets = errors.host_array('samples', samples), errors.host_array('targets', targets)
-  if samples.ndim != 4 or samples.dtype.kind != 'f' or not samples.size:
-    raise errors.UsageError(
-      f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C] in [0, 1]'
-    )
+  data.check_images(samples)
   if targets.shape != samples.shape[:1] or targets.dtype.kind not in 'iu':
     raise errors.UsageError(f'labels are {targets.dtype} of shape {targets.shape}, expected {len(samples)} integers')
   return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
 
 
+def _classes(model: Model, variables: Mapping, samples: np.ndarray, targets: np.ndarray, client: ClientSettings) -> int:
+  """Returns the number of classes of a model; raises `UsageError` for targets that are not among them."""
+  classes = outputs_shape(model, variables, samples.shape[1:])[-1]
+  as_loss(client.loss).targets.checked(targets, len(targets), classes, 'image')
+  return classes
+
+
 def _tensors(samples: np.ndarray, targets: np.ndarray) -> tuple[Any, Any]:
   import torch
 
-  return torch.from_numpy(np.ascontiguousarray(np.moveaxis(samples, -1, 1))), torch.from_numpy(targets.astype(np.int64))
+  # Copies: a client may change its tensors in place, and one channel in front shares the memory of the samples.
+  return torch.from_numpy(np.array(np.moveaxis(samples, -1, 1), order='C')), torch.from_numpy(targets.astype(np.int64))
 
 
 def _app(made: Any) -> Any:
@@ -334,11 +352,11 @@ def _arrays(message: Any) -> dict[str, np.ndarray]:
 
 def _facts(message: Any, reply: Any) -> dict[str, Any]:
   """Returns what went with the arrays: the round, the configuration that was sent, and the metrics that came back."""
-  values: dict[str, Any] = {'round': message.metadata.group_id}
+  values: dict[str, Any] = {}
   for records in (message.content.config_records, reply.content.metric_records):
     for record in records.values():
       values |= {name: value for name, value in record.items() if isinstance(value, bool | int | float | str)}
-  return values
+  return {**values, 'round': message.metadata.group_id}  # last: the folder has its name from it, and not from a metric
 
 
 def _flwr(name: str) -> Any:
@@ -347,5 +365,6 @@ def _flwr(name: str) -> Any:
     return importlib.import_module(f'flwr.{name}')
   except ImportError as error:
     raise errors.UsageError(
-      f"gradleak.flower needs flwr.{name}, of Flower 1.42 or newer: pip install -e '.[flower]' in a checkout of gradleak"
+      f'gradleak.flower needs flwr.{name}, of Flower 1.42 or newer: '
+      "pip install -e '.[flower]' in a checkout of gradleak"
     ) from error

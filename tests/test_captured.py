@@ -4,17 +4,20 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import runpy
 
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import gradleak as gl
 from gradleak import report
 from gradleak.audit import schema
 from gradleak.core import trees
 from gradleak.models import torch_weights
+from gradleak.models.state_dict import Layout
 from gradleak.report import captured as report_captured
 from gradleak.studies import captured
 from gradleak.studies.captured.hints import hints
@@ -554,6 +557,64 @@ def test_a_list_that_does_not_fit_says_how_to_name_its_arrays(dense, tmp_path):
     gl.read_update(3, dense.model, dense.variables)
 
 
+class Square(nn.Module):
+  bias: bool = True
+
+  @nn.compact
+  def __call__(self, images):
+    for _ in range(2):
+      images = nn.Dense(4, use_bias=self.bias)(images.reshape(len(images), -1))
+    return images
+
+
+def test_a_list_of_square_layers_is_in_pytorchs_layout_as_a_dictionary_is():
+  model, rng = gl.models.from_flax(Square()), np.random.default_rng(0)
+  variables = model.init(jax.random.key(0), (2, 2, 1))
+  update = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), variables['params'])
+  for what in (state_dict(update), list(state_dict(update).values()), jax.tree.leaves(update)):
+    read = gl.read_update(what, model, variables, sample_shape=(2, 2, 1))
+    jax.tree.map(np.testing.assert_array_equal, read, update)
+  model = gl.models.from_flax(Square(bias=False))
+  kernels = {name: {'kernel': layer['kernel']} for name, layer in update.items()}
+  with pytest.raises(gl.UsageError, match='its shapes do not tell whether the list has the leaves'):
+    gl.read_update(jax.tree.leaves(kernels), model, {'params': kernels}, sample_shape=(2, 2, 1))
+
+
+def test_an_update_by_pytorchs_names_of_a_network_of_pytorch_is_read_before_it_is_attacked(dense):
+  of_torch = Case(dense.model._replace(layout=Layout((), SHAPE)), dense.samples, dense.targets)
+  update = dense.update()
+  for flat in (named(update), {'params': named(update)}, jax.tree.map(Tensor, update)):
+    with pytest.raises(gl.UsageError, match=r'whose layout is another: gradleak\.read_update\(update, model'):
+      of_torch.attack(flat)
+    captured.update.checked(jax.tree.map(np.asarray, flat), dense.variables['params'])  # names alone turn nothing
+  captured.update.checked(update, dense.variables['params'], of_torch.model.layout)
+
+
+def test_a_list_without_one_of_its_arrays_is_refused(dense, tmp_path):
+  first, _, *others = jax.tree.leaves(dense.update())
+  listed = {'arr_0': first, **{f'arr_{i + 2}': x for i, x in enumerate(others)}}
+  np.savez(tmp_path / 'update.npz', **listed)
+  for what in (listed, tmp_path / 'update.npz'):
+    with pytest.raises(gl.UsageError, match=r'arrays are missing: it holds arr_0, arr_2, arr_3, and no arr_1$'):
+      gl.read_update(what, dense.model, dense.variables)
+
+
+def test_two_tensors_of_one_name_are_refused(dense):
+  update = state_dict(dense.update())
+  more = {'fc1.bias': update['Dense_0.bias']}
+  for what, names, match in (
+    ({**update, **more}, {'fc1': 'Dense_0'}, r'the name Dense_0\.bias by names='),
+    ({**update, 'Dense_0': {'bias': update['Dense_0.bias']}}, None, r'the name Dense_0\.bias:'),
+    ({**update, 'Dense_0/bias': update['Dense_0.bias']}, None, r'the name Dense_0\.bias:'),
+    ({'module.a': more['fc1.bias'], 'batch_stats.a': more['fc1.bias']}, None, 'the name a without its prefix'),
+  ):
+    with pytest.raises(gl.UsageError, match=f'two tensors have {match}'):
+      gl.read_update(what, dense.model, dense.variables, names=names)
+  swapped = {name.replace('Dense_0', 'x'): x for name, x in update.items()}
+  read = gl.read_update(swapped, dense.model, dense.variables, names={'x': 'Dense_0'})
+  jax.tree.map(np.testing.assert_array_equal, read, dense.update())
+
+
 def test_a_list_with_the_statistics_of_batch_norm():
   model, rng = small(), np.random.default_rng(0)
   variables = model.init(jax.random.key(0), SHAPE)
@@ -634,6 +695,14 @@ def test_a_truth_that_does_not_fit_is_refused(dense):
     dense.attack(dense.update(), attacks=[gl.attacks.fidel()]).to_frame()
 
 
+def test_a_truth_of_a_small_range_is_told(affine, monkeypatch):
+  monkeypatch.setattr(captured, '_inverted', lambda *_: ([], [], []))
+  for scale in (1, 255):
+    truth = affine.samples[:1] / scale, affine.targets[:1]
+    told = affine.attack(affine.update(), truth=truth, attacks=[gl.attacks.dlg()]).warnings
+    assert any(re.match(r'The truth uses \[0.*\] of \[0, 1\] alone', one) for one in told) == (scale == 255)
+
+
 def test_a_defense_may_be_a_text(affine):
   attack = [gl.attacks.csdlg_fast()]
   update = affine.update()
@@ -701,6 +770,7 @@ def test_the_truth_in_a_file(dense, tmp_path):
     ({'samples': images, 'targets': labels}, images, SHAPE),
     ({'arr_0': images, 'arr_1': labels}, images, SHAPE),
     ({'images': wide.transpose(0, 3, 1, 2), 'labels': labels}, wide.astype(np.float32) / 255, (4, 5, 3)),
+    ({'images': np.zeros_like(wide), 'labels': labels}, np.zeros_like(wide, np.float32), (4, 5, 3)),
   ]:
     np.savez(path, **arrays)
     found = captured.read_truth(path, shape)
@@ -714,5 +784,9 @@ def test_the_truth_in_a_file(dense, tmp_path):
     gl.UsageError, match=r'holds pictures, labels, expected one array of samples, called samples or images'
   ):
     captured.read_truth(path, SHAPE)
+  for mask in ('samples', 'gallery'):
+    np.savez(path, **{'samples': wide, 'targets': labels, mask: (wide > 127).astype(np.uint8)})
+    with pytest.raises(gl.UsageError, match='bytes of 0 and 1 alone, and a byte of 255 is white'):
+      captured.read_truth(path, (4, 5, 3))
   with pytest.raises(gl.UsageError, match=r"cannot read the truth in 'nowhere\.npz'"):
     captured.read_truth('nowhere.npz', SHAPE)

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 EMBEDDED: dict[str, Callable[[str], images.Source]] = {'faces': embedded.faces, 'digits': embedded.digits}
+_IGNORED = -100  # ignore_index of PyTorch's losses, where it is not set
 
 
 class Dataset(NamedTuple):
@@ -398,7 +399,9 @@ def check_classes(
   if len(wrong):
     expected = 'at least 0' if num_classes is None else f'in [0, {highest}]'
     where = '' if labels.ndim == 1 else f' at {tuple(map(int, wrong[0][1:]))}'
-    raise errors.UsageError(f'{noun} {wrong[0][0]} has the label {labels[tuple(wrong[0])]}{where}, expected {expected}')
+    label = labels[tuple(wrong[0])]
+    hint = ": PyTorch's loss leaves it out (ignore_index), so leave out the sample" if label == _IGNORED else ''
+    raise errors.UsageError(f'{noun} {wrong[0][0]} has the label {label}{where}, expected {expected}{hint}')
 
 
 def two(name: str, given: Any) -> tuple[Any, Any]:

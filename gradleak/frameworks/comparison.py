@@ -110,7 +110,8 @@ def compare(
   the first sample as well: an order needs several samples. Noise is what has the same deviation in every tensor.
 
   Args:
-    fit: (samples, targets) -> the delta of the parameters that the client returns, a tree like the parameters.
+    fit: (samples, targets) -> the delta of the parameters that the client returns, a tree like the parameters. Each
+      call has copies, which it may change.
     model, variables: what it was sent.
     samples, targets: the samples, floats [N, H, W, C] and integers [N].
     settings: of the simulated client.
@@ -120,6 +121,7 @@ def compare(
   Raises:
     UsageError: where the client returns what it was sent.
   """
+  fit = _copying(fit)
   pair = _two(fit, samples, targets)
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
@@ -165,6 +167,10 @@ def compare(
     if abs(_norm(fit(samples[-1:], targets[-1:])) - norm) < AGREES * norm:  # as of other samples
       found = [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {}), *found]
   return made(False, tuple(found), (_told(difference, found, rounding), *drawn))
+
+
+def _copying(fit: Fit) -> Fit:
+  return lambda samples, targets: fit(np.array(samples), np.array(targets))
 
 
 def _sent(how: Callable[..., Tree], model: Model, num_classes: int, settings: ClientSettings) -> Sent:

@@ -13,6 +13,8 @@ except ImportError:  # without nvflare, its methods can be called all the same
   _Filter = object
 
 _DATA = 'task_data'
+_WEIGHTS = ('WEIGHTS', 'WEIGHT_DIFF')
+_NONE = ('METRICS', 'ANALYTIC', 'STATISTICS', 'PSI')  # kinds of NVIDIA FLARE that hold no weights
 _SENT: dict[tuple, dict[str, np.ndarray]] = {}  # (folder, site, round) -> weights: each chain has a filter of its own
 
 
@@ -34,11 +36,17 @@ class Recorder(_Filter):  # type: ignore[misc]
     """Records the weights of a task, and with them what answers the task; returns the shareable as it is.
 
     Raises:
-      UsageError: for a result whose task no filter of this folder saw, and where weights are encrypted or quantised.
+      UsageError: for a result whose task no filter of this folder saw, for differences of other tensors than the task
+        has, for data of another kind, and where weights are encrypted or quantised.
     """
     part = shareable.get('DXO')
-    if not isinstance(part, dict) or part.get('kind') not in ('WEIGHTS', 'WEIGHT_DIFF'):
+    if not isinstance(part, dict) or part.get('kind') in _NONE:
       return shareable
+    if part.get('kind') not in _WEIGHTS:
+      raise errors.UsageError(
+        f'the data is of the kind {errors.shown(part.get("kind"))}, in which weights are not found: the recorder reads '
+        f'{" and ".join(_WEIGHTS)}'
+      )
     meta = part.get('meta') or {}
     number = meta.get('current_round', shareable.get_header('current_round', 0))
     key = self.folder, fl_ctx.get_identity_name(), number
@@ -56,7 +64,17 @@ class Recorder(_Filter):  # type: ignore[misc]
       )
     sent = _SENT.pop(key)
     if part['kind'] == 'WEIGHT_DIFF':
-      arrays = {name: sent[name] + value if name in sent else value for name, value in arrays.items()}
+      arrays = _added(sent, arrays)
     plain = {str(name): value for name, value in meta.items() if isinstance(value, bool | int | float | str)}
     write(self.folder, Exchange(sent, arrays, {**plain, 'round': number, 'node': key[1]}))
     return shareable
+
+
+def _added(sent: dict[str, np.ndarray], moved: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns weights of which the differences to what was sent are given."""
+  if odd := [name for name, value in moved.items() if name not in sent or sent[name].shape != value.shape]:
+    raise errors.UsageError(
+      f'the result holds differences that fit no weights of the task: {errors.some(odd)}, and the task has '
+      f'{errors.some(list(sent))}'
+    )
+  return {name: sent[name] + value for name, value in moved.items()}

@@ -117,8 +117,13 @@ def stored(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   Args:
     images: [N, H, W, C], or [N, C, H, W] as PyTorch has them.
     shape: (H, W, C).
+
+  Raises:
+    UsageError: for bytes that are 0 and 1 alone: a mask, or pixels in [0, 1] that were rounded.
   """
   height, width, channels = shape
+  if images.dtype == np.uint8 and images.size and images.max() == 1 and images.min() == 0:
+    raise errors.UsageError('the images are bytes of 0 and 1 alone, and a byte of 255 is white: save floats in [0, 1]')
   if images.shape[1:] == (channels, height, width) and images.shape[1:] != shape:
     images = images.transpose(0, 2, 3, 1)
   return images.astype(np.float32) / 255 if images.dtype == np.uint8 else images

@@ -14,7 +14,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import jax
@@ -393,18 +393,40 @@ def has_published_names(params: Tree) -> bool:
   return ours or not {'layer1_0', 'features_0'}.isdisjoint(params)
 
 
+def unique(pairs: Iterable[tuple[str, Any]], how: str = '') -> dict[str, Any]:
+  """Returns a dictionary of (name, tensor) pairs.
+
+  Args:
+    pairs: of the tensors.
+    how: how they came by their names, for the error.
+
+  Raises:
+    UsageError: for two tensors of one name, which of them is meant is not known.
+  """
+  found: dict[str, Any] = {}
+  for name, values in pairs:
+    if name in found:
+      raise errors.UsageError(f'two tensors have the name {name}{how}: nothing tells which of them is meant')
+    found[name] = values
+  return found
+
+
 def without_prefixes(entries: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
   """Returns the entries without `PREFIXES` that all have, until one is known by its name or its module.
 
   Args:
     entries: by names joined by dots; those of 'batch_stats' may stand beside those of a prefix.
     known: names of tensors, and of modules, that are taken as they are.
+
+  Raises:
+    UsageError: for two tensors that have one name without their prefixes.
   """
   found = dict(entries)
   while not any(name in known or name.rpartition('.')[0] in known for name in found):
     for prefix in PREFIXES:
       if found and all(name.startswith((prefix, 'batch_stats.')) for name in found):
-        found = {re.sub(rf'^({re.escape(prefix)}|batch_stats\.)', '', name): each for name, each in found.items()}
+        shorter = re.compile(rf'^({re.escape(prefix)}|batch_stats\.)')
+        found = unique(((shorter.sub('', name), each) for name, each in found.items()), ' without its prefix')
         break
     else:
       break
@@ -416,25 +438,30 @@ def common_names(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   Weights of the patches [out, in, row, column] become [out, in·row·column]. `attn.qkv` is split into its three parts,
   and class token and positions lose their axes of size one.
+
+  Raises:
+    UsageError: for two tensors of one of these names.
   """
-  found = {}
-  for name, values in without_prefixes(entries).items():
+  return unique(_commonly_named(without_prefixes(entries)), ' in published code')
+
+
+def _commonly_named(entries: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+  for name, values in entries.items():
     name = name.replace('.downsample.', '.shortcut.')
     name = re.sub(r'^(fc|head|classifier)\.(weight|bias)$', r'linear.\2', name)
     if name.endswith('.num_batches_tracked'):
       continue
     if '.attn.qkv.' in name and len(values) % 3 == 0:
       parts = np.split(values, 3)
-      found |= {name.replace('.qkv.', f'.{part}.'): each for part, each in zip('qkv', parts, strict=True)}
+      yield from ((name.replace('.qkv.', f'.{part}.'), each) for part, each in zip('qkv', parts, strict=True))
     elif name == 'patch_embed.proj.weight':
-      found[name] = values.reshape(len(values), -1)
+      yield name, values.reshape(len(values), -1)
     elif name == 'cls_token' and values.shape[:-1] == (1, 1):
-      found[name] = values[0, 0]
+      yield name, values[0, 0]
     elif name == 'pos_embed' and values.ndim == 3 and len(values) == 1:
-      found[name] = values[0]
+      yield name, values[0]
     else:
-      found[name] = values
-  return found
+      yield name, values
 
 
 def _some(names: list[str]) -> str:

@@ -93,7 +93,8 @@ def with_pixel(value):
     (with_pixel(0), [0.0, 1.0, 2.0], 'labels are float64'),
     (with_pixel(0), np.eye(3, dtype=int), r'labels are int64 of shape \(3, 3\)'),
     (with_pixel(0), [0, 1, 3], r'image 2 has the label 3, expected in \[0, 2\]'),
-    (with_pixel(0), [0, -1, 2], r'image 1 has the label -1, expected in \[0, 2\]'),
+    (with_pixel(0), [0, -1, 2], r'image 1 has the label -1, expected in \[0, 2\]$'),
+    (with_pixel(0), [0, 1, -100], r'image 2 has the label -100, expected in \[0, 2\]: .*ignore_index'),
   ],
 )
 def test_validate_refuses(images, labels, message):

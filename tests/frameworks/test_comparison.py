@@ -61,6 +61,21 @@ def test_the_same_client_agrees(check):
   assert 'agrees' in found.words[0] and len(found.words) == 1
 
 
+def test_a_client_that_changes_its_samples_in_place_changes_no_others(check):
+  before = IMAGES.copy(), LABELS.copy()
+
+  def spoiling(images, labels):
+    given = images.copy(), labels.copy()
+    images *= 0.5
+    labels[:] = 0
+    return given
+
+  found = check(transform=spoiling)
+  assert found.repeat == 0 and found.agrees
+  np.testing.assert_array_equal(IMAGES, before[0])
+  np.testing.assert_array_equal(LABELS, before[1])
+
+
 @pytest.mark.parametrize(
   'change',
   [

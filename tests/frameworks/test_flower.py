@@ -1,8 +1,10 @@
 """Real client apps of Flower in process: recorded, compared, attacked with the truth."""
 
+import copy
 import logging
 import pathlib
 import runpy
+import time
 
 import jax
 import numpy as np
@@ -164,6 +166,62 @@ def test_the_servers_side_is_recorded_before_the_server_clips(network, tmp_path)
     assert np.abs(aggregated[name].numpy() - array).max() < 1e-3  # the server clipped after the record
   with pytest.raises(errors.UsageError, match=r'flwr\.server\.strategy'):
     flower.recorded(object(), tmp_path)
+
+
+@pytest.fixture(scope='module')
+def grey():
+  torch.manual_seed(0)
+  images = np.random.default_rng(0).uniform(size=(3, 4, 4, 1)).astype(np.float32)
+  flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+  return images, models.from_torch(flat, images, mean=(0.5,), std=(0.5,)), flat
+
+
+def test_a_client_that_normalises_in_place_leaves_the_samples_as_they_are(grey):
+  images, network, flat = grey
+  before = images.copy()
+
+  def client(x, y):
+    return quickstart.numpy_client(x.sub_(0.5).div_(0.5), y, network=lambda: copy.deepcopy(flat), mean=0.0, std=1.0)
+
+  found = flower.audit(client, images, np.asarray([0, 1, 2]), *network, **KNOWN)
+  np.testing.assert_array_equal(images, before)
+  assert found.comparison.agrees
+
+
+def test_labels_and_pixels_out_of_range_are_refused_before_the_client_is_called(grey):
+  images, network, _ = grey
+  for samples, targets, match in (
+    (images, [0, 1, -100], r'image 2 has the label -100, expected in \[0, 2\].*ignore_index'),
+    (images, [0, 3, 1], r'image 1 has the label 3, expected in \[0, 2\]$'),
+    (images * 255, [0, 1, 2], 'image 0 has a pixel of'),
+  ):
+    with pytest.raises(errors.UsageError, match=match):
+      flower.audit(lambda x, y: pytest.fail('called'), samples, np.asarray(targets), *network, **KNOWN)
+
+
+def test_the_folder_of_a_record_has_its_name_from_the_round_and_from_no_metric(tmp_path):
+  from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
+
+  def trained(message, context):
+    content = {'arrays': message.content['arrays'], 'metrics': MetricRecord({'round': 0, 'node': 3, 'loss': 0.5})}
+    return Message(RecordDict(content), reply_to=message)
+
+  for number in ('1', '2'):
+    content = {'arrays': ArrayRecord({'w': Array(np.ones(2))}), 'config': ConfigRecord({'round': 7})}
+    message = Message(RecordDict(content), metadata=Metadata(1, 'm', 0, 7, '', number, time.time(), 3600.0, 'train'))
+    flower.record(tmp_path)(message, Context(1, 7, {}, RecordDict(), {}), trained)
+  found = [one.facts for one in flower.read(tmp_path)]
+  assert found == [{'round': number, 'node': '7', 'loss': 0.5} for number in ('1', '2')]
+
+
+def test_what_a_numpy_client_was_sent_is_read_as_variables(grey):
+  _, (model, variables), _ = grey
+  named = model.layout.to_theirs(variables)
+  for sent in (named, {str(i): array for i, array in enumerate(named.values())}):
+    found = flower.weights_of(flower.Exchange(sent, {}, {}), model)
+    jax.tree.map(np.testing.assert_array_equal, found, dict(variables))
+  with pytest.raises(errors.UsageError, match='not the state dict'):
+    flower.weights_of(flower.Exchange({'0': named['1.weight']}, {}, {}), model)
 
 
 def test_clients_that_are_not_understood_are_refused(network, tmp_path):

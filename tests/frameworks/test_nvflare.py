@@ -60,6 +60,23 @@ def test_a_result_without_its_task_and_quantised_weights_are_refused(tmp_path):
     before.process(shareable(WEIGHTS, quantized_flag=True), Context('site-3'))
 
 
+@pytest.mark.parametrize(
+  'moved', [{f'model.{name}': value for name, value in WEIGHTS.items()}, {'fc.weight': np.ones(3, np.float32)}], ids=str
+)
+def test_differences_that_fit_no_weights_of_the_task_are_refused(tmp_path, moved):
+  before, after = recorders(tmp_path)
+  before.process(shareable(dict(WEIGHTS)), Context('site-1'))
+  with pytest.raises(errors.UsageError, match=r'fit no weights of the task: \S*fc\.weight.* has fc\.weight, fc\.bias$'):
+    after.process(shareable(moved, 'WEIGHT_DIFF'), Context('site-1'))
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_kind_that_may_hold_weights_out_of_sight_is_refused(tmp_path):
+  for one in recorders(tmp_path):
+    with pytest.raises(errors.UsageError, match="kind 'COLLECTION', in which weights are not found"):
+      one.process(shareable({'a': shareable(WEIGHTS)['DXO']}, 'COLLECTION'), Context('site-1'))
+
+
 def test_what_holds_no_weights_passes(tmp_path):
   before, _ = recorders(tmp_path)
   for other in (Shareable(), shareable({'accuracy': 0.5}, 'METRICS')):

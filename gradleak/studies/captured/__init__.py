@@ -41,7 +41,7 @@ from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, check_variables, outputs_shape
 from gradleak.studies.captured.defaults import Known
 from gradleak.studies.captured.defaults import chosen as default_attacks
-from gradleak.studies.captured.hints import hints, of_answers, of_scale, of_signs, of_truth
+from gradleak.studies.captured.hints import hints, of_answers, of_range, of_scale, of_signs, of_truth
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
 from gradleak.studies.captured.truth import checked as checked_truth
@@ -171,7 +171,7 @@ def attack(
   mode, known = _labels(chosen.labels, chosen.num_samples, of_classes)
   owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, chosen.modality)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
-  update, factor, lost = checked(update, stand_in.variables['params'])
+  update, factor, lost = checked(update, stand_in.variables['params'], model.layout)
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   adam = stand_in.client.share == 'delta' and trained.optimizer.startswith('adam')
   signs = of_signs(update) or (adam and stand_in.client.num_steps(chosen.num_samples) == 1)
@@ -184,6 +184,7 @@ def attack(
   config = _config(key, stand_in, update, groups, chosen, protected, owned is not None)
   warned = [
     *of_scale(update, factor, lost),
+    *of_range(config),  # nothing without a truth: the samples that stand in for it are constant
     *hints(
       update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.stages), factor
     ),

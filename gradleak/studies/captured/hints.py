@@ -74,6 +74,21 @@ def of_truth(mismatch: float) -> list[str]:
   ]
 
 
+def of_range(config: Mapping) -> list[str]:
+  """Returns a sentence on a truth of images that use a small part of [0, 1]; else none.
+
+  Args:
+    config: what is recorded of the samples, see `modalities.Modality.recorded`.
+  """
+  if 'pixel_range' not in config:
+    return []
+  low, high = config['pixel_range']
+  return [
+    f'The truth uses [{low:.3g}, {high:.3g}] of [0, 1] alone, where all images are close: PSNR and SSIM say little. '
+    'Its pixels may have been divided by too large a number.'
+  ]
+
+
 def of_answers(inversions: Sequence[Inversion], kind: Modality, number: int) -> list[str]:
   """Returns a sentence where a closed form explains an update by samples that there cannot be; else none.
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,15 +30,18 @@ def read(what: Any, kind: str) -> dict[str, np.ndarray]:
     kind: 'update' or so, for errors.
 
   Raises:
-    UsageError: for anything else, and for a file that cannot be read.
+    UsageError: for anything else, for a file that cannot be read, for two tensors of one name, and for a list of which
+      arrays are missing.
   """
   if isinstance(what, str | os.PathLike):
     try:
-      return torch_weights.read(what)  # type: ignore[arg-type]
+      arrays = torch_weights.read(what)  # type: ignore[arg-type]
     except errors.UsageError as error:
       raise errors.UsageError(str(error).replace('the weights in', f'the {kind} in', 1)) from error
+    _check_numbers(kind, arrays)
+    return arrays
   if isinstance(what, Mapping):
-    found = dict(_flat(what))
+    found = torch_weights.unique(_flat(what))
   elif isinstance(what, list | tuple):
     found = {f'arr_{i}': value for i, value in enumerate(what)}
   else:
@@ -47,7 +50,17 @@ def read(what: Any, kind: str) -> dict[str, np.ndarray]:
     )
   if not found:
     raise errors.UsageError(f'the {kind} holds no tensor')
+  _check_numbers(kind, found)
   return {name: _array(name, value) for name, value in found.items()}
+
+
+def _check_numbers(kind: str, found: Mapping[str, Any]) -> None:
+  """Raises `UsageError` for a list without some of its arrays: it has no order then."""
+  missing = [name for name in (f'arr_{i}' for i in range(len(found))) if name not in found]
+  if is_list(found) and missing:
+    raise errors.UsageError(
+      f'the {kind} is a list of which arrays are missing: it holds {errors.some(list(found))}, and no {missing[0]}'
+    )
 
 
 def _flat(mapping: Mapping, before: str = '') -> Iterator[tuple[str, Any]]:
@@ -115,11 +128,13 @@ def in_order(
   wanted: Tree,
   statistics: Tree,
   sample_shape: Sequence[int],
-) -> dict[Path, np.ndarray]:
-  """Returns the arrays of a list by the paths of the model's variables, in the order of PyTorch's state dict.
+) -> tuple[dict[Path, np.ndarray], bool]:
+  """Returns (the arrays of a list by the paths of the model's variables, whether it is one of their leaves).
+
+  Other lists are in the order of PyTorch's state dict.
 
   The order is that of the layers, and in each weight, bias, running mean and variance. Counts of batches are dropped.
-  A list of the leaves of the parameters, in their own layout, is taken as that.
+  A list of the leaves of the parameters, in their own layout, is taken as that where its shapes fit nothing else.
 
   Args:
     what: the beginning of an error.
@@ -130,13 +145,22 @@ def in_order(
     sample_shape: (H, W, C).
 
   Raises:
-    UsageError: for another number of arrays, and for a model that does not tell its layers.
+    UsageError: for another number of arrays, for a model that does not tell its layers, and for a list that may be
+      either: in the order of the leaves, and in PyTorch's order and layout.
   """
   arrays = [entries[f'arr_{i}'] for i in range(len(entries))]
   arrays = [x for x in arrays if x.ndim or jnp.issubdtype(x.dtype, jnp.floating)]
   paths = {trees.path_names(place)[1:]: leaf for place, leaf in jax.tree.leaves_with_path(wanted)}
-  if len(arrays) == len(paths) and all(x.shape == leaf.shape for x, leaf in zip(arrays, paths.values(), strict=True)):
-    return dict(zip(paths, arrays, strict=True))
+  if [x.shape for x in arrays] == [leaf.shape for leaf in paths.values()]:
+    theirs = {path: in_torch(path, leaf.shape) for path, leaf in paths.items()}
+    if model.layers is not None and sorted(theirs.values()) == sorted(x.shape for x in arrays):
+      order = [path for path in _by_layer(model, list(paths), sample_shape) if path in paths]
+      if [theirs[path] for path in order] == [x.shape for x in arrays] and (order != [*paths] or _turned(paths)):
+        raise errors.UsageError(
+          f"{what}: its shapes do not tell whether the list has the leaves of the parameters, or PyTorch's weights: "
+          'give a dictionary'
+        )
+    return dict(zip(paths, arrays, strict=True)), True
   if model.layers is None:
     raise errors.UsageError(f'{what}: it is a list, and {model.name!r} does not tell the order of its layers: {_NAMED}')
   every = [*paths, *(trees.path_names(place)[1:] for place, _ in jax.tree.leaves_with_path(statistics))]
@@ -144,11 +168,21 @@ def in_order(
   alone = [path for path in ordered if path in paths]
   for order in (alone, ordered):
     if len(order) == len(arrays):
-      return {path: x for path, x in zip(order, arrays, strict=True) if path in paths}
+      return {path: x for path, x in zip(order, arrays, strict=True) if path in paths}, False
   raise errors.UsageError(
     f'{what}: it is a list of {len(arrays)} arrays, and {model.name!r} has {len(alone)} parameters and '
     f'{len(ordered) - len(alone)} statistics in its layers: {_NAMED}'
   )
+
+
+def in_torch(path: Path, shape: Sequence[int]) -> tuple[int, ...]:
+  """Returns the shape in PyTorch of a variable: dense kernels are [out, in], convolutions [out, in, row, column]."""
+  axes = {2: (1, 0), 4: (3, 2, 0, 1)}.get(len(shape)) if path[-1:] == ('kernel',) else None
+  return tuple(shape[axis] for axis in axes) if axes else tuple(shape)
+
+
+def _turned(paths: Collection[Path]) -> bool:
+  return any(path[-1:] == ('kernel',) for path in paths)
 
 
 def _by_layer(model: Model, paths: Sequence[Path], sample_shape: Sequence[int]) -> list[Path]:

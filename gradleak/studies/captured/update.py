@@ -45,7 +45,7 @@ def read_update(
   The content decides, not the suffix, and no code in a file is run. In place of a file there may be a dictionary of
   arrays or of PyTorch's tensors. Or there is a list of them, as Flower's `fit` returns it and `np.savez(path, *arrays)`
   keeps it. A list is taken in the order of PyTorch's state dict, where layers stand as they are called, and checked by
-  its shapes.
+  its shapes. Where these fit only the leaves of the parameters, it is taken as those.
 
   Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the parameters.
   Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in, row, column],
@@ -66,8 +66,8 @@ def read_update(
 
   Raises:
     UsageError: for a file that cannot be read; for tensors that are missing, not in the model, of another shape or
-      quantised; where the order of a tensor in PyTorch is not settled; and where one of two has a tensor that the other
-      lacks.
+      quantised; for two tensors of one name, and a list that fits two orders; where the order of a tensor in PyTorch is
+      not settled; and where one of two has a tensor that the other lacks.
   """
   check_model(model)
   errors.check_instance('partial', partial, bool, 'True or False')
@@ -178,16 +178,17 @@ class Checked(NamedTuple):
   lost: float
 
 
-def checked(update: Any, params: Tree) -> Checked:
+def checked(update: Any, params: Tree, layout: Layout | None = None) -> Checked:
   """Returns the `Checked` update: it is measured in float64 before it is rounded.
 
   Args:
     update: a tree like the parameters, or {'params': such a tree}.
     params: the parameters.
+    layout: of a model from PyTorch.
 
   Raises:
-    UsageError: for tensors that are missing, not in the model or of another shape; for values that are not finite; and
-      if every value is zero.
+    UsageError: for a path; for PyTorch's names or tensors of such a model; for tensors that are missing, not in the
+      model or of another shape; for values that are not finite; and if every value is zero.
   """
   if isinstance(update, str | os.PathLike):
     raise errors.UsageError(
@@ -199,6 +200,11 @@ def checked(update: Any, params: Tree) -> Checked:
     and not (isinstance(params, Mapping) and 'params' in params)
   ):
     update = update['params']
+  if layout is not None and _of_torch(update):
+    raise errors.UsageError(
+      "the update has PyTorch's names or tensors, whose layout is another: gradleak.read_update(update, model, "
+      'variables) converts them'
+    )
   found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(update)}
   wanted = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
   arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
@@ -222,6 +228,12 @@ def checked(update: Any, params: Tree) -> Checked:
   lost = sum(int(((x != 0) & (np.abs(x) < jnp.finfo(x.dtype).tiny)).sum()) for x in arrays.values())
   whole = jax.tree.unflatten(jax.tree.structure(params), rounded)
   return Checked(whole, factor, lost / max(sum(np.count_nonzero(x) for x in arrays.values()), 1))
+
+
+def _of_torch(update: Any) -> bool:
+  """Returns whether an update has names joined by dots, in place of a tree, or tensors of PyTorch."""
+  leaves = jax.tree.leaves_with_path(update)
+  return any(hasattr(leaf, 'detach') or '.' in ''.join(trees.path_names(path)) for path, leaf in leaves)
 
 
 def norm(arrays: Iterable[np.ndarray]) -> float:
@@ -276,9 +288,10 @@ def _fitted(
   if sources.is_list(entries):
     shape = shape or derived_sample_shape(model, variables)
     statistics = {name: tree for name, tree in variables.items() if name != 'params'}
-    listed = sources.in_order(about, entries, model, wanted, statistics, shape)
+    listed, leaves = sources.in_order(about, entries, model, wanted, statistics, shape)
+    of_torch = all(x.shape == sources.in_torch(path, paths[path].shape) for path, x in listed.items())
     straight = all(x.shape == paths[path].shape for path, x in listed.items())
-    known = ours if straight else theirs
+    known = ours if leaves or (straight and not of_torch) else theirs
     placed = {place: name for name, place in known.items()}
     entries = {placed[path]: x for path, x in listed.items()}
   elif (published := _of_tokens(entries, model, paths)) is not None:
@@ -315,7 +328,7 @@ def _of_tokens(
   if model.first_block is None:
     return None
   names = {token_weights.published_name(path): path for path in paths}
-  plain = {name.replace('/', '.'): values for name, values in entries.items()}
+  plain = _dotted(entries)
   found = token_weights.read_entries(torch_weights.without_prefixes(plain, names), list(names))
   ours = {'.'.join(path) for path in paths}
   return (found, names) if sum(one in names for one in found) > sum(one in ours for one in plain) else None
@@ -349,15 +362,19 @@ def _renamed(
   entries: dict[str, np.ndarray], names: Mapping[str, str], known: Collection[str], statistics: bool
 ) -> dict[str, np.ndarray]:
   """Returns the entries by names joined by dots, without common prefixes and without what is no tensor of the model."""
-  found = {name.replace('/', '.'): values for name, values in entries.items()}
-  found = torch_weights.without_prefixes(found, {*known, *names})
+  found = torch_weights.without_prefixes(_dotted(entries), {*known, *names})
   dropped = _BUFFERS if statistics else (*_BUFFERS, *_STATISTICS)
   found = {name: values for name, values in found.items() if name in known or name.rpartition('.')[2] not in dropped}
-  renamed = {}
-  for name, values in found.items():
+
+  def renamed(name: str) -> str:
     module, _, leaf = name.rpartition('.')
-    renamed['.'.join(filter(None, (names.get(module, module), leaf)))] = values
-  return renamed
+    return '.'.join(filter(None, (names.get(module, module), leaf)))
+
+  return torch_weights.unique(((renamed(name), values) for name, values in found.items()), ' by names=')
+
+
+def _dotted(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  return torch_weights.unique((name.replace('/', '.'), values) for name, values in entries.items())
 
 
 def _from_torch(
