@@ -274,7 +274,7 @@ TRAINED_ON = {
 # Table -> fields of `Trainings` at scale mini. With 20,000 samples a client takes four local steps in a round.
 TRAINED_AT_MINI = {
   'cifar10_convnet': {'samples': 5_000, 'tested': 1000, 'protocol': {'rounds': 40}},
-  'cifar10_resnet': {'samples': 5_000, 'tested': 1000, 'protocol': {'rounds': 40}},
+  'cifar10_resnet': {'samples': 20_000, 'tested': 1000, 'protocol': {'rounds': 40}},
   # As `FEW`: three clients hold a class, and the rarest has three images.
   'cifar100_resnet': {
     'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 6, 'per_round': 3},
