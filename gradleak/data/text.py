@@ -192,8 +192,11 @@ def _tokeniser(name: str, given: str, stamps: tuple) -> Tokeniser:
   if given == 'words' and name == 'notes':
     return tokenisers.in_words(notes.vocabulary())
   if given == 'words' or kind == 'bpe':
-    whole = read(name, 'train') if name == 'notes' else None
-    texts = [one for _, one in _held(name, 'train')[0]] if whole is None else whole.first(whole.size)
+    if name == 'notes':
+      whole = read(name, 'train')
+      texts = whole.first(whole.size)
+    else:
+      texts = [text for _, text in _held(name, 'train')[0]]
     if given == 'words':
       return tokenisers.in_words(texts)
     if rest and not rest.isdigit():

@@ -122,7 +122,6 @@ def _check_accounted(privacy: Ledger | None, federation: Federation) -> None:
     return
   errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
   clients, client = range(len(federation.partition)), federation.client
-  parts = np.concatenate([np.asarray(part) for part in federation.partition])
   if privacy.server_noise != federation.server_noise:
     raise errors.UsageError(
       f'the ledger counts server noise of {privacy.server_noise}, and the federation has {federation.server_noise}'
@@ -136,13 +135,16 @@ def _check_accounted(privacy: Ledger | None, federation: Federation) -> None:
     return
   if federation.defended is not None and (others := sorted(set(clients) - set(federation.defended))):
     raise errors.UsageError(f'the ledger counts the noise of all clients, and client {others[0]} trains without it')
-  if privacy.unit == 'example' and len(np.unique(parts)) < len(parts):
+  if privacy.unit == 'client':
+    return
+  held = np.concatenate([np.asarray(part) for part in federation.partition])
+  if len(np.unique(held)) < len(held):
     raise errors.UsageError(
       'the ledger counts one part of each sample in a round, and some samples are held by several clients or more than '
       'once by one'
     )
   epochs = client.epochs if client.share == 'delta' else 1
-  if privacy.unit == 'example' and (fewer := min(mechanism.releases for mechanism in privacy.counted)) < epochs:
+  if (fewer := min(mechanism.releases for mechanism in privacy.counted)) < epochs:
     raise errors.UsageError(f'the ledger counts {fewer} local epochs, and clients train for {epochs}')
 
 
