@@ -42,6 +42,7 @@ def evaluate(found, truth, labels_hat, labels, *, signed=True, blank=True, among
     'revealed': int((pairs < NEAR / 10).sum()),
     'flat': 0,
     'rank': int(ranks.min()),
+    'first': np.flatnonzero(ranks == 1).tolist(),
     'identified': int((ranks == 1).sum()),
     'recognised': int(((ranks == 1) & (pairs < NEAR)).sum()),
     'candidates': max(len(others) - 1, 0),

@@ -17,7 +17,7 @@ from gradleak.audit import granted, plan, schema
 from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.uploads import uploads
-from gradleak.audit.verdict import Threshold, judge, require_undefended_recovery, threshold
+from gradleak.audit.verdict import Threshold, exact_alone, judge, require_undefended_recovery, threshold
 from tests.attackers import divide
 from tests.objects import objects
 
@@ -375,6 +375,37 @@ def test_blank_images_are_recovered_and_counted():
   assert all(row['verdict'] == 'exact' and row['solved'] for row in searched[:3] + searched[4:])
   # A closed form returns zeros for what it does not find, too: that an image is black cannot be told from them.
   assert [row['verdict'] for row in closed] == ['inconclusive'] + ['exact'] * 7
+
+
+@pytest.mark.parametrize('controls', [4, 8])
+def test_a_flat_image_without_a_control_of_its_kind_may_be_exact(controls):
+  digits = gl.data.load('digits', limit=60)
+  images = digits.samples.copy()
+  images[5] = 0.7  # the sixth trial: a control run stands for it from the sixth on
+  scenario = gl.scenario(gl.models.create('mlp(widths=32)', 10), images, digits.targets, key=jax.random.key(0))
+  found = audit(scenario, attacks=['fidel'], controls=controls, trials=6)
+  assert [row['flat'] for row in found.rows] == [0] * 5 + [1]
+  assert {row['verdict'] for row in found.rows} == {'exact'}
+  assert all(math.isnan(value) for value in exact_alone([]))
+
+
+def test_only_samples_that_nobody_else_has_are_identified():
+  """One image of the batch stands in the gallery twice; an attack finds the other one alone."""
+  digits = gl.data.load('digits', limit=240)
+  held = np.r_[np.arange(240), 0]
+  images = jnp.asarray(digits.samples[:2])
+
+  def second(client):
+    del client
+    return gl.attacks.closed_form(lambda _: (jnp.stack([jnp.full_like(images[1], 0.3), images[1] / 2]), None))
+
+  scenario = gl.scenario(
+    gl.models.create('mlp(widths=8)', 10), digits.samples[:2], digits.targets[:2], key=jax.random.key(0),
+    gallery=gl.data.Candidates(digits.samples[held], digits.targets[held]),
+  )  # fmt: skip
+  assert scenario.shared.tolist() == [1, 0]
+  (row,) = audit(scenario, attacks=[gl.attacks.wrap(second, 'second')], controls=2, trials=1, batch_size=2).rows
+  assert (row['rank'], row['identified']) == (1, 1)
 
 
 def test_faces_are_found_among_faces_however_many_are_attacked():

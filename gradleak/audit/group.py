@@ -65,9 +65,9 @@ class Group:
 
   @property
   def shared(self) -> np.ndarray:
-    """How many of each batch are samples that others have, too, int [T]."""
+    """Which of each batch are samples that others have, too, bool [T, B]."""
     shared = self.scenario.shared
-    return np.count_nonzero(self._batches(np.zeros(len(self.scenario.samples)) if shared is None else shared), axis=1)
+    return self._batches(np.zeros(len(self.scenario.samples), bool) if shared is None else np.asarray(shared, bool))
 
   @property
   def gallery(self) -> dict[int, Any]:

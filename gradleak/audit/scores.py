@@ -13,7 +13,7 @@ from gradleak.audit import granted, schema
 from gradleak.audit.group import Group
 from gradleak.audit.lanes import Found, Key, Lane
 from gradleak.audit.uploads import Uploads, fraction_sent
-from gradleak.audit.verdict import CONTROL, is_flat, judge, threshold
+from gradleak.audit.verdict import CONTROL, exact_alone, is_flat, judge, threshold
 from gradleak.audit.views import Target
 from gradleak.core import trees
 from gradleak.core.storage import plain
@@ -41,6 +41,7 @@ def judged(parts: list[Part]) -> list[dict]:
   """Returns the rows of one structure's parts, judged by the control runs of the same variant in all of them.
 
   Flat samples are judged by the controls of flat ones, all others by the others: any guess is nearer to a flat sample.
+  Without a control of its kind a run is exact or shows nothing.
   """
   rows = [row for part, _ in parts for row in part]
   variants = [
@@ -50,7 +51,7 @@ def judged(parts: list[Part]) -> list[dict]:
   pools = {
     v: [row for row, of in zip(rows, variants, strict=True) if of == v and row['control']] for v in set(variants)
   }
-  beyond = {v: threshold(pool) for v, pool in pools.items()}
+  beyond = {v: threshold(pool) if pool else exact_alone(pools.get((v[0], not v[1]), [])) for v, pool in pools.items()}
   return [schema.check(plain({**row, **judge(row, beyond[v])})) for row, v in zip(rows, variants, strict=True)]
 
 
@@ -108,7 +109,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   best = int(np.argmin(kept_distance(reconstructions.distance[started], reconstructions.diverged_step[started])))
   chosen, figures = lanes[best], measured[best]
   oracle = max(measured, key=lambda figure: -math.inf if np.isnan(figure[kind.score]) else figure[kind.score])
-  permutation = figures.pop('permutation')
+  permutation, first = figures.pop('permutation'), figures.pop('first')
   diverged = int(reconstructions.diverged_step[chosen])
   known = granted.knowledge(group, variant.method)
   row = {
@@ -123,7 +124,7 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'restarts': group.settings.restarts,
     'labels': known.labels,
     **figures,
-    'identified': max(0, figures['identified'] - int(group.shared[target.trial])),
+    'identified': int(np.count_nonzero(~group.shared[target.trial][first])),
     **_by_networks(group, reconstructions.samples[chosen], truth, permutation),
     f'trained_{kind.score}': _to_trained(kind, sent, target, reconstructions.samples[chosen]),
     'objective': float(reconstructions.objective[chosen]),

@@ -13,7 +13,8 @@ CONTROL = 'null_gradient'
 LEVELS = ('exact', 'recognisable', 're-identified', 'above chance')
 NOTHING = 'nothing seen'
 INCONCLUSIVE = 'inconclusive'
-VERDICTS = (*LEVELS, INCONCLUSIVE, 'diverged', NOTHING)  # the worst first
+FAILED = (INCONCLUSIVE, 'diverged')  # as an optimisation, which says nothing for a defense
+VERDICTS = (*LEVELS, *FAILED, NOTHING)  # the worst first
 RECOVERED = LEVELS[:2]  # there is a picture
 MIN_CANDIDATES = 99  # with fewer, more than one original in a hundred is found by chance
 CHANCE = 741  # runs on noise, one of which is beyond three standard deviations
@@ -51,6 +52,12 @@ def threshold(controls: list[dict]) -> Threshold:
     correlation=float(np.tanh(_exceeded(np.arctanh(np.clip(correlations, -0.999999, 0.999999))))),
     certain=_exceeded(scores),
   )
+
+
+def exact_alone(controls: list[dict]) -> Threshold:
+  """Returns the `Threshold` of runs whose controls are of other samples: beyond it are only exact reconstructions."""
+  never = Threshold(*[math.nan] * len(Threshold._fields))
+  return never._replace(revealed=threshold(controls).revealed) if controls else never
 
 
 def _exceeded(values: Any) -> float:

@@ -95,9 +95,10 @@ def evaluate(
     'label_correct': the fraction of the N images whose matched reconstruction has their label. 'label_counts_correct':
     the share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
     batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
-    reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'identified' and
-    'recognised', the number of pairs at rank 1, and of those at rank 1 with an SSIM of at least the gallery's
-    threshold; 'candidates', the least number of others that an image of a pair is to be found among.
+    reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'first', the places
+    of the images that are at rank 1, in `truth`; 'identified' and 'recognised', how many these are, and how many of
+    them have an SSIM of at least the gallery's threshold; 'candidates', the least number of others that an image of a
+    pair is to be found among.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -118,7 +119,7 @@ def evaluate(
   values = jax.device_get(_all_metrics(*pairs))
   shown = blank | pairs[0].any(axis=(1, 2, 3))
   fully = (values['pearson'] >= FULLY) | (values['mse_unclipped'] <= LEVEL**2) & shown
-  seen = {} if among is None else _identified(*pairs, labels[matched], values['ssim'], among)
+  seen = {} if among is None else _identified(*pairs, labels[matched], values['ssim'], np.flatnonzero(matched), among)
   return {
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},
     'pearson': _mean_correlation(values['pearson'], values['mse']),
@@ -142,9 +143,10 @@ def _identified(
   truth: np.ndarray,
   labels: np.ndarray,
   similarity: np.ndarray,
+  places: np.ndarray,
   among: Gallery | Mapping[int, Gallery],
-) -> dict[str, int]:
-  """Returns 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
+) -> dict[str, Any]:
+  """Returns 'rank', 'first', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
   found, least, candidates = np.empty(len(images), int), np.empty(len(images)), np.empty(len(images), int)
   for label in np.unique(labels):
     of, kind = labels == label, among if isinstance(among, Gallery) else among[int(label)]
@@ -156,6 +158,7 @@ def _identified(
   first = found == 1
   return {
     'rank': int(found.min()),
+    'first': places[first].tolist(),
     'identified': int(first.sum()),
     'recognised': int((first & (similarity >= least)).sum()),
     'candidates': int(candidates.min()),

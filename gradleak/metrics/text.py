@@ -272,7 +272,7 @@ def _accuracies(found: np.ndarray, truth: np.ndarray, special: Collection[int]) 
 def _identified(
   found: np.ndarray, truth: np.ndarray, bags: list, special: Collection[int], read: list[tuple[list, list]]
 ) -> dict[str, Any]:
-  """Returns 'standing', 'rank', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
+  """Returns 'standing', 'rank', 'first', 'identified', 'recognised' and 'candidates' of pairs, see `evaluate`."""
   placed = [
     [float(each[0]) for each in standings(one[np.newaxis], other[np.newaxis], of, special)]
     for one, other, of in zip(found, truth, bags, strict=True)
@@ -283,6 +283,7 @@ def _identified(
   return {
     'standing': _mean(np.tanh(standing) for _, standing in placed),
     'rank': int(min(rank for rank, _ in placed)),
+    'first': np.flatnonzero(first).tolist(),
     'identified': sum(first),
     'recognised': sum(one and other for one, other in zip(first, alike, strict=True)),
     'candidates': min(counts),

@@ -114,8 +114,9 @@ class Modality:
     check: samples [N, …] -> None; raises `UsageError` for what are none, and names the first of them.
     describe: samples -> what is recorded of them, plain JSON; {} for nothing.
     evaluate: (reconstructions [K, …], truth [N, …], their labels, the true ones, signed=, blank=, among=) -> the
-      figures of one reconstructed batch: `columns` but those of networks, 'revealed', 'flat', 'rank', 'identified',
-      'recognised', 'candidates', 'label_correct', 'label_counts_correct' and 'permutation', see `metrics.evaluate`.
+      figures of one reconstructed batch: `columns` but those of networks, 'revealed', 'flat', 'rank', 'first',
+      'identified', 'recognised', 'candidates', 'label_correct', 'label_counts_correct' and 'permutation', see
+      `metrics.evaluate`.
     distinct: samples -> the places of those that can be candidates, each once.
     flat: samples -> which of them are alike whatever they show, bool [N].
     gallery: (candidates, private samples) -> what `evaluate` takes as `among`.

@@ -263,7 +263,7 @@ def evaluate(
     'revealed_cells': float(np.mean(shared)) if shared.size else math.nan,
     'revealed': int(whole.sum()),
     'flat': 0,
-    **({} if among is None else _identified(schema, cells_of, of, truth[paired], labels[paired], right, among)),
+    **({} if among is None else _identified(schema, cells_of, of, truth, labels, paired, right, among)),
     **of_matched(labels_hat, labels, permutation),
     'permutation': permutation.tolist(),
   }
@@ -385,13 +385,14 @@ def _identified(
   wanted: np.ndarray,
   truth: np.ndarray,
   labels: np.ndarray,
+  paired: np.ndarray,
   right: np.ndarray,
   among: Gallery | Mapping[int, Gallery],
-) -> dict[str, int]:
-  """Returns 'rank', 'identified', 'recognised' and 'candidates' of pairs; ties count against the original."""
+) -> dict[str, Any]:
+  """Returns 'rank', 'first', 'identified', 'recognised' and 'candidates' of pairs; ties count against the original."""
   ranks, others, enough = [], [], []
-  for place, known in enumerate(_known_by(schema, truth)):
-    kind = among if isinstance(among, Gallery) else among[int(labels[place])]
+  for place, known in enumerate(_known_by(schema, truth[paired])):
+    kind = among if isinstance(among, Gallery) else among[int(labels[paired][place])]
     own = costs(schema, cells[place : place + 1], wanted[place : place + 1])[0, 0]
     apart = costs(schema, cells[place : place + 1], kind.cells)[:, 0]
     itself = kind.places.get(known)
@@ -403,6 +404,7 @@ def _identified(
   first = np.asarray(ranks) == 1
   return {
     'rank': min(ranks),
+    'first': np.flatnonzero(paired)[first].tolist(),
     'identified': int(first.sum()),
     'recognised': int((first & np.asarray(enough)).sum()),
     'candidates': min(others),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradleak.audit.verdict import INCONCLUSIVE, RECOVERED
+from gradleak.audit.verdict import FAILED, RECOVERED
 from gradleak.core import statistics
 from gradleak.report.formatting import listed, minus, number
 from gradleak.report.words import Finding, found
@@ -17,9 +17,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what the entries of one task say of its defenses, a `Finding` for each kind of attacker.
 
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
-  Inconclusive verdicts say nothing for a defense: one with more of them than `HIDDEN` does not count either. Shares of
-  samples are compared by the upper ends of their intervals. A malicious server also sees what a curious one sees: the
-  worse of both counts.
+  Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
+  compared by the upper ends of their intervals. A malicious server also sees what a curious one sees: the worse of
+  both counts. Where a task has several seeds, those count for which the attacks work without a defense (`judged`).
 
   Args:
     entries: of the leaderboard, of one task.
@@ -28,10 +28,16 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   defended = [entry for entry in entries if entry['text'] != 'none']
   cheap = [entry for entry in defended if affordable(entry)]
   priced = any(entry['cost'] for entry in defended)
+
+  def counts(entry: Mapping[str, Any]) -> bool:
+    return entry['text'] != 'none' and (affordable(entry) or not priced)
+
   told = [
     one
     for side in ('honest', 'malicious')
-    for one in _side(side, undefended, [entry for entry in (cheap if priced else defended) if entry[side]], priced)
+    for one in _side(
+      side, undefended, [entry for entry in judged(entries, side) if counts(entry) and entry[side]], priced
+    )
   ]
   named = _likelihood(undefended, cheap if priced else defended)
   told += named
@@ -63,9 +69,25 @@ def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
   return {'count': one['count'], 'n': n, 'range': {'success_low': one['low'], 'success_high': one['high']}}
 
 
-def _failed(seen: Mapping[str, Any]) -> bool:
-  """Returns whether more verdicts are inconclusive than samples may be shown; where a level is reached, it counts."""
-  return seen.get('verdict') == INCONCLUSIVE and seen['count'] > HIDDEN * seen['n']
+def failed(seen: Mapping[str, Any]) -> bool:
+  """Returns whether few samples are shown, but more than `HIDDEN` could be had the attacks not failed.
+
+  Args:
+    seen: of an entry, by one kind of server. Entries before 0.3.0 count failures only where no upload has a level.
+  """
+  lost = seen.get('failed', seen['count'] if seen.get('verdict') in FAILED else 0)
+  return shown(seen) <= HIDDEN * seen['n'] < shown(seen) + lost
+
+
+def judged(entries: Sequence[Mapping[str, Any]], side: str) -> list[Mapping[str, Any]]:
+  """Returns the entries of the seeds for which the attacks of a server show samples without a defense; all if none."""
+  seeds = {entry.get('seed') for entry in entries if entry['text'] == 'none' and entry[side] and shown(entry[side])}
+  return [entry for entry in entries if entry.get('seed') in seeds] or list(entries)
+
+
+def shown(seen: Mapping[str, Any]) -> int:
+  """Returns how many samples are shown to one kind of server, whose part of an entry `seen` is."""
+  return next(one['count'] for one in seen['levels'] if one['level'] == SHOWN)
 
 
 def _sides(side: str) -> tuple[str, ...]:
@@ -87,14 +109,14 @@ def _side(
 ) -> list[Finding]:
   """Returns what is to be said of one kind of server; `priced`: whether costs are known."""
   bare = [entry[side] for entry in undefended if entry[side]]
-  if bare and not any(one['count'] for seen in bare for one in seen['levels'] if one['level'] == SHOWN):
+  if bare and not any(map(shown, bare)):
     return [found(f'deploy.blind_{side}', n=bare[0]['n'])]
   if not bare or not cheap:
     return []
 
-  failed = [entry['defense'] for entry in cheap if _failed(entry[side])]
-  told = [found(f'deploy.inconclusive_{side}', names=failed, n=len(failed))] if failed else []
-  cheap = [entry for entry in cheap if entry['defense'] not in failed]
+  lost = [entry['defense'] for entry in cheap if failed(entry[side])]
+  told = [found(f'deploy.inconclusive_{side}', names=lost, n=len(lost))] if lost else []
+  cheap = [entry for entry in cheap if entry['defense'] not in lost]
   if not cheap:
     return told
   if not priced:

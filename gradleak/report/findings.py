@@ -6,7 +6,7 @@ from typing import Any
 
 from gradleak.audit.result import AuditResult
 from gradleak.audit.sequential import Question
-from gradleak.audit.verdict import CHANCE, LEVELS, MIN_CANDIDATES, united
+from gradleak.audit.verdict import CHANCE, FAILED, LEVELS, MIN_CANDIDATES, united
 from gradleak.core import statistics
 from gradleak.data.images import span_in_words
 from gradleak.modalities import of_config, of_rows
@@ -15,7 +15,6 @@ from gradleak.report.formatting import defenses, scored, together, unit
 from gradleak.report.words import Finding, found, said
 
 MIN_CONTROLS = 64
-_FAILED = ('inconclusive', 'diverged')
 
 Entry = dict[str, Any]  # of `cases.worst_case`
 Summary = dict[str, Any]  # of `cases.summarise`
@@ -186,7 +185,7 @@ def defended(worst: Sequence[Entry], config: Config) -> list[Finding]:
   if withstood and _setting_works(worst):
     made += _withstood(withstood, config)
   if unsolved:
-    failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (_FAILED, ('runs',)))
+    failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (FAILED, ('runs',)))
     of = {'defenses': defenses(unsolved), 'none_of': _none_of(unsolved[0], config), 'n': len(unsolved)}
     made += [found('findings.unsolved', failed=failed, runs=runs, **of), *_tried(unsolved)]
   return made + ([found('findings.idle', defenses=defenses(idle))] if idle else [])

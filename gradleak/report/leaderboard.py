@@ -150,7 +150,9 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
-  found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
+  found = headline.sentence([_worst(one, 'honest') for one in deploy.judged(ordered, 'honest')], task) + (
+    said('leaderboard.changed', changed=changed) if changed else ''
+  )
   advice = [*deploy.advice(ordered)]
   held = {(entry.get('settings') or {}).get('public') for entry in entries} - {None}
   parts = [

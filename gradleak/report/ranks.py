@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradleak.audit.verdict import RECOVERED
 from gradleak.report import deploy
 
 LEVEL = 0.05  # of the test of each pair
@@ -16,16 +15,21 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   An honest-but-curious server counts, and the images that it recovers. Two defenses differ where Fisher's exact test
   rejects equal rates at `LEVEL`. The best rank counts the defenses that show fewer images, and the worst one those that
   show more. Only defenses with the commonest number of uploads are ranked, and of these only affordable ones
-  (`deploy.affordable`).
+  (`deploy.affordable`) on which the attacks did not fail (`deploy.failed`).
 
   Args:
     entries: of the leaderboard, of one task.
   """
-  defended = [entry for entry in entries if entry['text'] != 'none']
+  defended = [entry for entry in deploy.judged(entries, 'honest') if entry['text'] != 'none']
   numbers = Counter(entry['honest']['n'] for entry in defended)
   common = max(numbers, key=lambda n: (numbers[n], n), default=0)
   counts = [
-    shown(entry) if entry['text'] != 'none' and entry['honest']['n'] == common and deploy.affordable(entry) else None
+    deploy.shown(entry['honest'])
+    if any(entry is one for one in defended)
+    and entry['honest']['n'] == common
+    and deploy.affordable(entry)
+    and not deploy.failed(entry['honest'])
+    else None
     for entry in entries
   ]
   ranked = [count for count in counts if count is not None]
@@ -35,11 +39,6 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
     return 1 + sum(other < count for other in apart), len(ranked) - sum(other > count for other in apart)
 
   return [None if count is None else place(count) for count in counts]
-
-
-def shown(entry: Mapping[str, Any]) -> int:
-  """Returns how many images an honest-but-curious server recovers."""
-  return next(one['count'] for one in entry['honest']['levels'] if one['level'] == RECOVERED[-1])
 
 
 def differ(one: int, other: int, n: int) -> bool:

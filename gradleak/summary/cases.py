@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gradleak.audit.result import AuditResult, Case
-from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS, unfinished, worst
+from gradleak.audit.verdict import FAILED, LEVELS, RECOVERED, VERDICTS, unfinished, worst
 from gradleak.core import anytime, errors, statistics
 from gradleak.modalities import Column, of_rows
 
@@ -70,7 +70,8 @@ def worst_case(rows: Iterable[Row], named: Mapping[str, Collection[int]] = _NOBO
     attackers recover, None where none were run, the latter also by attacks without an adaptive form; `by`, see
     `attackers`, those that recover a trial; `adaptive_attacks`, the adaptive attacks that recover one, the strongest
     first; `verdict`, the worst of all runs; `reached`, of each of the four levels the number of trials that any
-    attacker brings there or further; `attackers`, the number of attacks and adaptive attacks, of which that is the
+    attacker brings there or further; `failed`, the trials that none brings to a level, and on which an attack failed
+    as an optimisation; `attackers`, the number of attacks and adaptive attacks, of which that is the
     worst; `runs`, how many of them are `searches` (closed forms are none), and the count of every verdict among them
     (`exact`, …, `inconclusive`); and `flags`,
     reasons for care, their counts over runs.
@@ -269,6 +270,7 @@ def _worst(defense: str, rows: Sequence[Row], setting: Sequence[str], named: Col
     **_fraction(rows, recovered, len(trials)),
     'verdict': worst({row['verdict'] for row in rows} | ({LEVELS[2]} if named else set())),
     'reached': {level: _reached(rows, level, named) for level in LEVELS},
+    'failed': len(_trials(rows, FAILED) - _trials(rows, LEVELS) - set(named)),
     'attackers': len(by_case(rows)),
     'runs': runs,
     'searches': sum(row.get('steps', 1) > 0 for row in rows),
@@ -296,8 +298,11 @@ def _recovered(rows: Iterable[Row]) -> int:
 def _reached(rows: Iterable[Row], level: str, named: Collection[int]) -> int:
   """Returns the number of trials of which any row has this verdict or a stronger one, or that are `named` at least."""
   enough = LEVELS[: LEVELS.index(level) + 1]
-  also = set(named) if LEVELS[2] in enough else set()
-  return len({row['trial'] for row in rows if row['verdict'] in enough} | also)
+  return len(_trials(rows, enough) | (set(named) if LEVELS[2] in enough else set()))
+
+
+def _trials(rows: Iterable[Row], verdicts: Collection[str]) -> set[int]:
+  return {row['trial'] for row in rows if row['verdict'] in verdicts}
 
 
 def _strength(summary: Summary) -> tuple[int, float]:

@@ -107,8 +107,9 @@ def levels(rows: Sequence[dict], named: Mapping[str, Collection[int]] | None = N
     named: defense -> the trials that are re-identified without a picture.
 
   Returns:
-    Dicts: 'defense', 'n' trials, and 'levels': one dict per level, from 'exact' to 'above chance', with 'level',
-    'count' and the 95 % interval of the fraction, 'success_low' to 'success_high' (exact, or see `cases.intervals`).
+    Dicts: 'defense', 'n' trials, 'failed' of them (see `cases.worst_case`), and 'levels': one dict per level, from
+    'exact' to 'above chance', with 'level', 'count' and the 95 % interval of the fraction, 'success_low' to
+    'success_high' (exact, or see `cases.intervals`).
   """
   found, rule = [], cases.intervals(rows)
   for entry in cases.worst_case(rows, named or {}):
@@ -116,7 +117,7 @@ def levels(rows: Sequence[dict], named: Mapping[str, Collection[int]] | None = N
     for level in LEVELS:
       _, low, high = rule.proportion_interval(entry['reached'][level], entry['n'])
       rates.append({'level': level, 'count': entry['reached'][level], 'success_low': low, 'success_high': high})
-    found.append({'defense': entry['defense'], 'n': entry['n'], 'levels': rates})
+    found.append({**{part: entry[part] for part in ('defense', 'n', 'failed')}, 'levels': rates})
   return found
 
 

@@ -449,6 +449,8 @@ def test_the_bound_holds_for_every_upload_that_was_read():
   found = MODULE._bounds(facts, rows, [], 1)
   for label, releases in (('a', 24), ('b', 3), ('c', 3)):
     assert found[label] == bounds.identification([Mechanism(40.0, 'example', releases)], 99) < 1
+  shorter = [{**row, 'candidates': 1000} for row in rows[:1]] + rows[1:]  # lists by class, the least one decides
+  assert MODULE._bounds(facts, shorter, [], 1) == MODULE._bounds(facts, shorter[::-1], [], 1) == found
 
 
 def test_the_bound_of_a_batch_is_that_of_any_of_its_images():
@@ -459,7 +461,7 @@ def test_the_bound_of_a_batch_is_that_of_any_of_its_images():
     'dp': 3 * single
   }
   assert MODULE._bounds(facts, rows, [], 1000) == {'dp': 1.0}
-  read = [{'defense': 'dp', 'rounds': 8}]
+  read = [{'defense': 'dp', 'rounds': 8, 'candidates': 99}]
   repeated = bounds.identification([Mechanism(4.0, 'example', 8)], 99)
   assert MODULE._bounds(facts, rows, read, 1) == {'dp': repeated}, 'a ranking may have read more uploads'
 

@@ -144,6 +144,35 @@ def test_entries_of_one_task_are_about_the_same_weights(made, tmp_path):
     leaderboard.read(tmp_path)
 
 
+@pytest.mark.parametrize('part', ['data', 'public', 'gallery'])
+def test_entries_of_one_task_seed_and_number_of_trials_have_the_same_samples(made, tmp_path, part):
+  leaderboard.add(tmp_path, made[PRUNE])
+  other = {**made['none'], 'fingerprints': {**made['none']['fingerprints'], part: 'others'}}
+  with pytest.raises(UsageError, match=r'are of one task, and of different (private samples|public samples|galleries)'):
+    leaderboard.add(tmp_path, other)
+  leaderboard.add(tmp_path, {**other, 'seed': 7})
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (lambda one: one['honest'].update(by=[]), 'it names no attacker'),
+    (lambda one: one['honest'].update(failed=4), 'counts of .* of 4 trials'),
+    (lambda one: one.update(bound=0.0), 'its bound is 0'),
+    (lambda one: one['task']['more'].update(modality='sound'), "modality is 'sound'|unknown modality"),
+    (lambda one: one['task']['more'].update(gallery={'images': {}}), 'the gallery lacks fields'),
+    (lambda one: one['task']['more'].update(gallery=3), 'the gallery is 3, expected an object'),
+    (lambda one: one.update(text='a+(', settings=None), 'unbalanced parentheses'),
+  ],
+  ids=['attacker', 'failed', 'bound', 'modality', 'gallery', 'no gallery', 'grammar'],
+)
+def test_what_no_page_can_show_is_no_entry(made, tmp_path, change, message):
+  entry = json.loads(json.dumps(made[PRUNE]))
+  change(entry)
+  with pytest.raises(UsageError, match=f'is no entry of a leaderboard: .*{message}'):
+    leaderboard.add(tmp_path, entry)
+
+
 def test_what_nobody_gave_is_null(made, run):
   assert made[PRUNE]['cost'] == {'points': 1.5, 'source': 'Table 2'} and made['none']['cost'] is None
   assert made['laplace(scale=0.1)']['bound'] == 0.25 and made[PRUNE]['bound'] is None

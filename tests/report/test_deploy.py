@@ -6,6 +6,7 @@ import pytest
 
 from gradleak.core.statistics import proportion_interval
 from gradleak.report import deploy, words
+from gradleak.report.ranks import ranks
 
 LEVELS = ('exact', 'recognisable', 're-identified', 'above chance')
 
@@ -105,6 +106,25 @@ def test_attacks_that_did_not_converge_say_nothing_for_a_defense():
   assert names(NONE, failed) == ['hidden_honest', 'inconclusive_malicious']
   failed['malicious']['count'] = 4  # as few as may be shown
   assert names(NONE, failed, other) == ['hidden_honest', 'hidden_malicious']
+
+
+@pytest.mark.parametrize('worst', ['inconclusive', 'diverged', 'above chance'])
+def test_uploads_on_which_attacks_failed_are_no_evidence_whatever_the_worst_verdict(worst):
+  lost, other = entry('a', 0), entry('b', 3)
+  lost['honest'] |= {'verdict': worst, 'count': 1 if worst == 'above chance' else 40, 'failed': 39}
+  assert names(NONE, lost, other) == ['shown_honest', 'inconclusive_honest']
+  assert ranks([NONE, lost, other]) == [None, None, (1, 1)]
+  leaking = entry('a', 20)
+  leaking['honest']['failed'] = 20  # what it shows is evidence, and more might be shown
+  assert ranks([NONE, leaking, other]) == [None, (2, 2), (1, 1)]
+
+
+def test_a_defense_is_credited_where_the_attacks_of_its_own_seed_work():
+  blind = [{**entry(name, 0), 'seed': 1} for name in ('none', 'a')]
+  working = [{**one, 'seed': 0} for one in (NONE, entry('b', 20))]
+  told = deploy.advice(blind + working)
+  assert [one.facts.get('best') for one in told if one.name.endswith('_honest')] == ['b']
+  assert deploy.judged(blind, 'honest') == blind and ranks(blind + working) == [None, None, None, (1, 1)]
 
 
 def test_a_flag_is_said_and_nothing_is_to_be_deployed_by_it():

@@ -423,12 +423,12 @@ def gathered(
 
 def _bounds(facts: Mapping[str, dict], rows: list[dict], ranked: list[Ranked], batch_size: int) -> dict[str, float]:
   """Returns `AutoLeak.bounds`."""
-  found = {}
+  found, least = {}, min(row['candidates'] for row in (*rows, *ranked))
   for label, known in facts.items():
     # Uploads of the same samples that an attacker of this defense has read at most.
     uploads = max((row['rounds'] for row in (*rows, *ranked) if row['defense'] == label), default=1)
     released = [Mechanism(**{**one, 'releases': uploads * one['releases']}) for one in known['mechanisms']]
-    bound = identification(released, rows[0]['candidates'])
+    bound = identification(released, least)
     if bound is not None:
       found[label] = min(1.0, batch_size * bound)
   return found

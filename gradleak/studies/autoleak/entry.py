@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gradleak.audit.verdict import LEVELS, VERDICTS
-from gradleak.core import errors, statistics
+from gradleak.core import errors, grammar, statistics
 from gradleak.federated import ClientSettings
+from gradleak.modalities import of_config
 from gradleak.studies.autoleak.ensemble import VERSION
 
 FORMAT = 2  # of the files
@@ -74,13 +75,26 @@ class _Within(NamedTuple):
   high: float = _MOST
 
 
+class _Each(NamedTuple):
+  """A form of each value of an object."""
+
+  form: Any
+
+
 _COUNT = _Within(int, 0)
 _POINTS = _Within(float, -100, 100)
+_GALLERY = {
+  'by_class': bool,
+  **dict.fromkeys(('images', 'left_out'), _Each(_COUNT)),
+  **dict.fromkeys(('flat', 'public'), _COUNT),
+  'shared': _Optional(_COUNT),
+}
 _SIDE = {
   'verdict': str,
   'count': _COUNT,
   'n': _COUNT,
   'by': [str],
+  'failed': _Optional(_COUNT),  # uploads of no level on which an attack failed; in entries from 0.3.0 on
   'levels': [{'level': str, 'count': _COUNT, 'low': _Within(float, 0, 1), 'high': _Within(float, 0, 1)}],
   'noise': _Optional({'n': _COUNT, 'levels': [{'level': str, 'count': _COUNT}]}),  # false alarms: of control runs
 }
@@ -211,6 +225,10 @@ def _misfit(value: Any, form: Any, path: str = 'the file') -> str:
       return ''
     within = f' in [{form.low}, {form.high}]' if (form.low, form.high) != (-_MOST, _MOST) else ''
     return f'{path} is {errors.shown(value)}, expected {_WORDS[form.form]}{within}'
+  if isinstance(form, _Each):
+    return _misfit(value, dict, path) or next(
+      filter(None, (_misfit(one, form.form, path) for one in value.values())), ''
+    )
   kind: Any = form if isinstance(form, type) else type(form)
   if not isinstance(value, kind):
     return f'{path} is {errors.shown(value)}, expected {_WORDS[kind]}'
@@ -260,6 +278,8 @@ def _contradiction(entry: dict[str, Any]) -> str:
   for side in ('honest', 'malicious'):
     if entry[side] is not None and (wrong := _miscounted(entry[side], entry['trials'])):
       return f'{side}: {wrong}'
+  if wrong := _unshowable(entry):
+    return wrong
   if not entry['defense'] or not entry['text']:
     return 'its defense has no name'
   if not re.fullmatch('[0-9a-f]{64}', entry['rows_sha256']):
@@ -283,6 +303,19 @@ def _contradiction(entry: dict[str, Any]) -> str:
   if settings and settings.get('defenses') != entry['text']:
     return f'its settings repeat {errors.shown(settings.get("defenses"))}, and its defense is {entry["text"]}'
   return ''
+
+
+def _unshowable(entry: dict[str, Any]) -> str:
+  """Returns what of an entry no page can show, in words; '' for nothing."""
+  try:
+    of_config(entry['task']['more'])
+    grammar.parse_chain(entry['text'], 'defense')
+  except errors.UsageError as error:
+    return str(error)
+  gallery = entry['task']['more'].get('gallery')
+  if gallery is not None and (wrong := _misfit(gallery, _GALLERY, 'the gallery')):
+    return wrong
+  return 'its bound is 0, and any guess may be right' if entry['bound'] == 0 else ''
 
 
 def number_of(entry: Mapping[str, Any]) -> int:
@@ -343,8 +376,10 @@ def _miscounted(side: dict[str, Any], trials: int) -> str:
   counts = [level['count'] for level in levels]
   if wrong := _unordered(levels, n, f'{n} of {trials} trials'):
     return wrong
-  if n != trials or n < 1:
+  if n != trials or n < 1 or side.get('failed', 0) > n - counts[-1]:
     return f'counts of {counts} among {n} of {trials} trials'
+  if not side['by']:
+    return 'it names no attacker'
   if 'noise' in side and (wrong := _unordered(side['noise']['levels'], side['noise']['n'], 'the runs on noise')):
     return wrong
   for level in levels:

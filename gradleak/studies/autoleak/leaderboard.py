@@ -34,6 +34,7 @@ BITS = 'the rows are not the same bits'
 TRAINED = 'the weights, which are trained before, are not the same bits'
 ROUNDED = (BITS, TRAINED)  # how sentences begin that versions and processors explain
 _WORDS = 300  # characters of a reason
+_NAMED = {'data': 'private samples', 'weights': 'weights', 'public': 'public samples', 'gallery': 'galleries'}
 SIDES = {'honest': 'honest-but-curious server', 'malicious': 'malicious server'}
 _TASK = ('model', 'dataset', 'split', 'init', 'batch_size', 'rounds_before')
 # Entries of an AutoLeak's config that belong to the run, not to the task.
@@ -97,7 +98,7 @@ def entries(
       **common,
       'defense': label,
       **{fact: facts[fact] for fact in ('text', 'published', 'places', 'citations', 'mechanisms', 'missing_bound')},
-      'candidates': rows[0]['candidates'],
+      'candidates': min(row['candidates'] for row in rows),
       'honest': honest[label]['counts'],
       'likelihood': _likelihood(found, label),
       'baselines': [dict(one) for one in found.baselines],
@@ -151,6 +152,7 @@ def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
     line['defense']: {
       'counts': {
         **{part: line[part] for part in ('verdict', 'count', 'n', 'by')},
+        'failed': level['failed'],
         'levels': [
           {'level': one['level'], 'count': one['count'], 'low': one['success_low'], 'high': one['success_high']}
           for one in level['levels']
@@ -281,12 +283,12 @@ def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = F
 
   Raises:
     UsageError: if there is one that differs, and it is not to be replaced; and where entries of one task would be of
-      different weights. Then none is written.
+      different weights, samples or galleries. Then none is written.
   """
   made = [checked(errors.check_json('entry', entry), 'the entry') for entry in entries]
   named = {made_folder(folder) / f'{name(entry)}.json': entry for entry in made}
   held = {path: _read(path) for path in pathlib.Path(folder).glob('*.json')}
-  _check_weights({path.stem: entry for path, entry in {**held, **named}.items()})
+  _check_fingerprints({path.stem: entry for path, entry in {**held, **named}.items()})
   for path, entry in named.items():
     differing = [part for part in FORM if path in held and held[path].get(part) != entry.get(part)]
     if differing and not replace:
@@ -309,23 +311,28 @@ def read(folder: Any) -> dict[str, dict[str, Any]]:
   if not folder.is_dir():
     raise errors.UsageError(f'the folder of the leaderboard is {errors.shown(str(folder))}, which is none')
   found = {path.stem: _read(path) for path in sorted(folder.glob('*.json'))}
-  _check_weights(found)
+  _check_fingerprints(found)
   return found
 
 
-def _check_weights(entries: Mapping[str, Mapping[str, Any]]) -> None:
-  """Raises `UsageError` if entries of one task, seed and version, from AutoLeak-2 on, are about different weights."""
+def _check_fingerprints(entries: Mapping[str, Mapping[str, Any]]) -> None:
+  """Raises `UsageError` if entries of one task, seed and version, from AutoLeak-2 on, have different fingerprints.
+
+  Those of other numbers of trials have the same weights; their private samples differ, and with them the gallery.
+  """
   first: dict[str, tuple[str, Any]] = {}
   for file, entry in entries.items():
     if number_of(entry) < 2:
       continue
-    about = json.dumps([entry[part] for part in ('task', 'seed')] + [entry['versions']['autoleak']], sort_keys=True)
-    other, weights = first.setdefault(about, (file, entry['fingerprints']['weights']))
-    if weights != entry['fingerprints']['weights']:
-      raise errors.UsageError(
-        f'{file} and {other} are of one task, and of different weights: run one of them again where the other was run, '
-        'or remove it'
-      )
+    for part in FINGERPRINTS:
+      about = [part, entry['task'], entry['seed'], entry['versions']['autoleak']]
+      about += [] if part == 'weights' else [entry['trials']]
+      other, known = first.setdefault(json.dumps(about, sort_keys=True), (file, entry['fingerprints'][part]))
+      if known != entry['fingerprints'][part]:
+        raise errors.UsageError(
+          f'{file} and {other} are of one task, and of different {_NAMED[part]}: run one of them again where the other '
+          'was run, or remove it'
+        )
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
