@@ -12,7 +12,7 @@ from gradleak.studies.frontier import RESULT, TRAININGS, WRONG
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
 _AGAIN = 'restore it, or remove the folder and give the command of launch/train.py again'
-_OF_A_DEFENSE = ('defense', 'defense_text', 'epsilon')
+_OF_A_DEFENSE = ('defense', 'defense_text', 'defense_version', 'epsilon')
 
 
 class _Ended(NamedTuple):
