@@ -199,7 +199,10 @@ def _cells(row: Sequence[Picture]) -> list[blocks.Cell]:
 
 def _cell(picture: Picture, new: bool) -> blocks.Cell:
   which = f'trial {picture.trial}' + (worded(f', image {picture.index}') if picture.index else '')
-  uri, kind = shown.data_uri(picture.pixels), 'new' if new else ''
+  kind = 'new' if new else ''
+  if picture.pixels is None:
+    return blocks.Cell('–', kind=kind)
+  uri = shown.data_uri(picture.pixels)
   if picture.row is None:
     return blocks.Cell(html.image(uri, f'Private {picture.kind.noun[0]} of {which}.'), kind=kind)
   row = picture.row
