@@ -396,6 +396,26 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
     identify(scenario, [None], 2, candidates=30, workdir=tmp_path / 'part')
 
 
+def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, tmp_path):
+  """Other labels make other updates of the candidates, and so other ranks."""
+  private, public, gallery = digits
+  others = gallery.targets.copy()
+  others[len(private.targets) :] = others[len(private.targets) :][::-1]
+
+  def relabelled(targets, by_class):
+    given = gallery._replace(targets=targets, by_class=by_class)
+    return gl.scenario(
+      scenario.client.model, private.samples, private.targets, key=jax.random.key(0), dataset='digits', public=public,
+      gallery=given,
+    )  # fmt: skip
+
+  identify(scenario, [None], 2, candidates=20, workdir=tmp_path / 'part')
+  with pytest.raises(gl.UsageError, match='listed_fingerprint was'):
+    identify(relabelled(others, False), [None], 2, candidates=20, workdir=tmp_path / 'part')
+  assert relabelled(gallery.targets, False).settings == scenario.settings
+  assert relabelled(gallery.targets, True).settings != relabelled(others, True).settings  # an audit's, too
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [

@@ -60,7 +60,7 @@ from gradleak.engine.execution import Execution
 from gradleak.engine.groups import Layout
 from gradleak.engine.parts import told
 from gradleak.engine.progress import callback, computing, end, note
-from gradleak.federated.scenario import Scenario
+from gradleak.federated.scenario import Scenario, fingerprint
 
 STATISTICS = ('likelihood', 'direction', 'pattern')
 COMBINED, REGRESSION = 'combined', 'regression'
@@ -252,6 +252,7 @@ def identify(
     **dataclasses.asdict(given),
     'trials': num_trials,
     'listed': len(listed.samples),
+    'listed_fingerprint': fingerprint(listed),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')

@@ -116,7 +116,7 @@ def entries(
 
 def _common(found: AutoLeak) -> dict[str, Any]:
   """Returns what all entries of a run have in common."""
-  config, versions = found.config, next(iter(found.audits.values())).versions
+  config, versions = found.config, found.versions
   return {
     'format': FORMAT,
     'task': _task(config),
