@@ -133,7 +133,7 @@ def audit(
     if found is None:
       return None
     took = sum(seconds) if store is None else seconds_of_parts(store.path / TIMES)
-    outcome = result(made, found, versions() if store is None else versions_of_parts(store.path), took, not seconds)
+    outcome = result(made, found, versions_of_parts(store), took, not seconds)
     if store is not None and store.writes and not (outcome.resumed and _stands(store.path, 'it is written anew')):
       _write(store, outcome)
   return outcome
@@ -156,9 +156,9 @@ def versions() -> dict[str, str]:
   }
 
 
-def versions_of_parts(folder: pathlib.Path) -> dict[str, str]:
-  """Returns what the parts of a work directory were made with, see `joined`; `versions` where they do not say."""
-  return {**versions(), **joined(times_of_parts(folder / TIMES))}
+def versions_of_parts(store: Workdir | None) -> dict[str, str]:
+  """Returns what the parts of a work directory were made with, see `joined`; `versions` where nothing says that."""
+  return {**versions(), **joined([] if store is None else times_of_parts(store.path / TIMES))}
 
 
 def joined(several: Iterable[Mapping[str, Any]]) -> dict[str, str]:

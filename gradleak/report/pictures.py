@@ -51,7 +51,7 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
   """Returns the pictures to show, which are the private images, and `{case: reconstructions}` in the same order.
 
   The strongest adaptive attacker is shown after the non-adaptive one. Shown are the first trials, not the best, and the
-  first images of a batch; of an audit of chosen trials, those that most cases share.
+  first images of a batch. Trials that more cases have come before others.
   """
   rows = cases.by_case(check_result(result).rows)
   pairs = cases.paired(cases.summarise(result.rows)).values()
