@@ -38,6 +38,7 @@ from gradleak.defenses import Defense
 from gradleak.federated import simulation
 from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
+from gradleak.report.page import is_current
 
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 COPIES, ROOM = 3, 8 * 2**30  # of an upload at a time: sent, seen by an attacker, placed; bytes for those of one part
@@ -220,7 +221,7 @@ class Run(Study):
   def execute(self, data: 'Data', seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Runs the audit in its own folder, or resumes it, and writes its report; returns its rows with all columns."""
     result = self.audit(data, seed, workdir=workdir, progress=progress)
-    if not (result.resumed and os.path.exists(os.path.join(workdir, self.page))):
+    if not (result.resumed and is_current(workdir, self.page)):
       self.write(result, workdir)
     rows = result.rows
     if self.training is not None and self.training.tested:

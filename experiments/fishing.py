@@ -126,8 +126,7 @@ class Fishing(Run):
     return {text: [of_trial(registry.defense(text), trial) for trial in range(self.trials)] for text in texts}
 
   def write(self, result: AuditResult, folder: str) -> None:
-    """Writes the report, and isolated.png: the samples of the class in the first batch, then what was reconstructed."""
-    super().write(result, folder)
+    """Writes isolated.png, samples of the class in the first batch and what was reconstructed, and then the report."""
     labels = {text: label for label, text in self.texts().items()}
     images, captions = list(result.truth[0, : self.count]), ['private'] * self.count
     for (attack, defense), found in result.reconstructions.items():
@@ -137,6 +136,7 @@ class Fishing(Run):
       captions.append(f'{labels[defense]}\n' + ('diverged' if row['psnr'] is None else f'{number(row["psnr"])} dB'))
     panel = Panel(f'{attack}, BatchNorm in {self.client.batch_norm} mode', np.stack(images), captions)
     write_atomically(os.path.join(folder, 'isolated.png'), sheet([panel]))
+    super().write(result, folder)  # last: a folder whose report is there is complete
 
 
 def drawn(rng: np.random.Generator, labels: np.ndarray, target: int, count: int, batch: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from gradleak import registry
 from gradleak.audit import plan
 from gradleak.core import errors
 from gradleak.report import terminal_table, write
+from gradleak.report.page import is_current
 from launch import _audited, _cluster, _program
 
 _GIVEN = _audited.define(
@@ -68,7 +69,7 @@ def main(_):
     print(f'process {_GIVEN.process} of {_GIVEN.processes} has done its share; the last one writes the report.')
     return
   report = os.path.join(workdir, 'report.html')
-  if result.resumed and os.path.exists(report):
+  if result.resumed and is_current(workdir):
     print(f'{workdir} is complete already: nothing to do.')
   else:
     write(result, workdir)

@@ -20,6 +20,7 @@ from gradleak.core.storage import write_atomically
 from gradleak.modalities import of_rows
 from gradleak.report import strengths, sweep_csv, sweep_summaries, write
 from gradleak.report.formatting import aligned, number, percent_range, plus_minus
+from gradleak.report.page import is_current
 from gradleak.studies.sweep import sweep
 from gradleak.summary.cases import paired
 from launch import _audited, _cluster, _program
@@ -63,7 +64,7 @@ def main(_):
       audits[f'{model.name}-seed{seed}'] = key, _audited.trained(seed, scenario)
 
   def on_result(folder, result):
-    if not (result.resumed and (folder / 'report.html').exists()):
+    if not (result.resumed and is_current(folder)):
       write(result, folder)
 
   workdir = _GIVEN.workdir

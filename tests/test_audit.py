@@ -13,7 +13,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.audit import granted, plan, schema
+from gradleak.audit import granted, plan, run, schema
 from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.uploads import uploads
@@ -502,6 +502,21 @@ def test_noise_alone_is_no_success(result):
 
 
 # ---- a work directory
+
+
+def test_a_result_names_all_versions_and_devices_of_its_parts(linear, tmp_path, monkeypatch):
+  own = run.versions()
+  settings = {'attacks': {'guess': closed_form(draw)}, 'workdir': tmp_path / 'new'}
+  with monkeypatch.context() as patch:
+    patch.setattr(run, 'versions', lambda: {**own, 'gradleak': '0.1.0', 'device': '1 × old GPU'})
+    assert audit(linear, **settings).versions['gradleak'] == '0.1.0'
+  assert audit(linear, **settings).versions['gradleak'] == '0.1.0'  # nothing is of this version
+  grown = audit(linear, ('none', 'prune(rate=0.5)'), **settings)
+  expected = own | {part: f'{old}, {own[part]}' for part, old in (('gradleak', '0.1.0'), ('device', '1 × old GPU'))}
+  assert grown.versions == gl.load(tmp_path / 'new').versions == expected
+  assert f'0.1.0, {own["gradleak"]}' in report.render(grown)
+  newer = {**own, 'gradleak': '9'}
+  assert run.joined([grown.versions, newer])['gradleak'] == f'0.1.0, {own["gradleak"]}, 9'
 
 
 def test_fresh_and_found_results_are_the_same(linear, tmp_path):

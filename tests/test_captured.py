@@ -346,6 +346,16 @@ def stored(affine, tmp_path_factory):
   return affine.attack(affine.update(), workdir=folder), folder
 
 
+def test_what_was_found_before_keeps_its_version(dense, tmp_path, monkeypatch):
+  from gradleak.studies.captured import inversion
+
+  settings = {'attacks': [gl.attacks.fidel()], 'workdir': tmp_path / 'w'}
+  with monkeypatch.context() as patch:
+    patch.setattr(inversion, 'versions', lambda: {'gradleak': '0.1.0'})
+    dense.attack(dense.update(), **settings)
+  assert dense.attack(dense.update(), **settings).versions['gradleak'] == '0.1.0'
+
+
 @pytest.mark.slow
 def test_a_work_directory_holds_what_was_found(affine, stored):
   first, folder = stored

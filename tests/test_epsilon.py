@@ -491,6 +491,16 @@ def test_a_run_goes_on_and_is_written(scenario, tmp_path, monkeypatch):
   assert 'replace one' in table and '95 %' in table
 
 
+def test_a_folder_that_grows_tells_labels_apart_that_differ_in_case_alone(scenario, tmp_path):
+  noisy, noisier = (gl.defenses.client_dp(norm=1, noise=noise) for noise in (1, 4))
+  settings = {'uploads': 64, 'progress': 'none'}
+  key, workdir = jax.random.key(0), tmp_path / 'run'
+  first = gl.audit_epsilon(key, scenario, {'DP': noisier}, workdir=workdir, **settings)
+  grown = gl.audit_epsilon(key, scenario, {'dp': noisy, 'DP': noisier}, workdir=workdir, **settings)
+  alone = gl.audit_epsilon(key, scenario, {'dp': noisy}, **settings)
+  assert grown.rows == alone.rows + first.rows
+
+
 def test_the_table_names_what_is_broken(scenario):
   made = stating(on_upload(lambda key, u: u), 2.0, 'mine')
   found = gl.audit_epsilon(jax.random.key(0), scenario, [made], uploads=2000, progress='none')

@@ -6,6 +6,7 @@ import os
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import gradleak as gl
@@ -39,6 +40,7 @@ def call(digits, tmp_path_factory):
   def make(**changes):
     settings = {'rounds': 2, 'per_round': 2, 'steps': 3, 'trials': 1, 'controls': 2, 'attack_every': 2}
     settings |= {'workdir': folder, 'progress': 'none', **changes}
+    attacks = settings.pop('attacks', [gl.attacks.wrap(divide, 'divide', reads=('weights',))])
     local = settings.pop('local', {'share': 'delta', 'local_batch_size': 10, 'learning_rate': 0.1})
     scenario = gl.scenario(
       model, images[:40], labels[:40], key=jax.random.key(1), public=(images[:8], labels[:8]),
@@ -46,15 +48,8 @@ def call(digits, tmp_path_factory):
     )  # fmt: skip
     noisy = graddefense(stddev=0.1, num_slices=2, estimate='probes', root=4)
     defenses = [None, topk(ratio=0.1), chain(noisy, compensation(stddev=0.1, num_slices=2))]
-    return gl.frontier(
-      jax.random.key(0),
-      scenario,
-      (images[40:], labels[40:]),
-      defenses,
-      [gl.attacks.wrap(divide, 'divide', reads=('weights',))],
-      clients=4,
-      **settings,
-    )
+    settings = {'key': jax.random.key(0), 'defenses': defenses, 'clients': 4, **settings}
+    return gl.frontier(scenario=scenario, test=(images[40:], labels[40:]), attacks=attacks, **settings)
 
   return make, folder
 
@@ -151,6 +146,33 @@ def test_rounds_that_were_lost_or_edited_are_refused(found, call):
         costs.of_training(folder, {})
   finally:
     path.write_text(''.join(lines))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'clients': [np.arange(10 * c, 10 * c + 10) for c in range(4)]}, 'partition_fingerprint was '),
+    ({'attacks': [gl.attacks.wrap(divide, name, reads=('weights',)) for name in ('divide', 'two')]},
+     "attack_texts was {'divide': 'divide'}, now {'divide': 'divide', 'two': 'two'}"),
+  ],
+)  # fmt: skip
+def test_a_folder_of_another_partition_or_of_other_attacks_is_refused(found, call, changes, message):
+  with pytest.raises(gl.UsageError, match=message):
+    call[0](**changes)
+
+
+def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkeypatch, tmp_path):
+  monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
+
+  def of(version, **changes):
+    half = gl.defenses.wrap(optax.scale(0.5), 'upload', label='half', version=version)
+    return call[0](defenses=[half], attacks=(), workdir=tmp_path / 'new', **changes)
+
+  of('1')
+  with pytest.raises(gl.UsageError, match="defense_version was '1', now '2'"):
+    of('2')
+  with pytest.raises(gl.UsageError, match='key was '):
+    of('1', key=jax.random.key(7))
 
 
 @pytest.mark.parametrize(

@@ -396,6 +396,41 @@ def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
     identify(scenario, [None], 2, candidates=30, workdir=tmp_path / 'part')
 
 
+def test_intervals_count_uploads_where_originals_share_one():
+  """Ten uploads give away their whole batch of eight or nothing: that is ten draws, not eighty."""
+  row = {'defense': 'none', 'copies': 'exact', 'statistic': 'regression', 'model': 'exact', 'rounds': 1}
+  row |= {'candidates': 99, 'posterior': None}
+  rows = [
+    row | {'trial': t, 'place': b, 'identified': t < 5, 'present': t < 4 if t else None}
+    for t in range(10) for b in range(8)
+  ]  # fmt: skip
+  (found,) = identification.Identification({}, rows, [], 0.0).counts()
+  expected = [gl.metrics.proportion_interval(5, 10), gl.metrics.proportion_interval(3, 9)]
+  for name, (_, low, high), count in zip(('identified', 'present'), expected, (40, 24), strict=True):
+    assert found[name] == count and (found[f'{name}_low'], found[f'{name}_high']) == pytest.approx((low, high))
+  assert found['n'] == 80
+
+
+def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, tmp_path):
+  """Other labels make other updates of the candidates, and so other ranks."""
+  private, public, gallery = digits
+  others = gallery.targets.copy()
+  others[len(private.targets) :] = others[len(private.targets) :][::-1]
+
+  def relabelled(targets, by_class):
+    given = gallery._replace(targets=targets, by_class=by_class)
+    return gl.scenario(
+      scenario.client.model, private.samples, private.targets, key=jax.random.key(0), dataset='digits', public=public,
+      gallery=given,
+    )  # fmt: skip
+
+  identify(scenario, [None], 2, candidates=20, workdir=tmp_path / 'part')
+  with pytest.raises(gl.UsageError, match='listed_fingerprint was'):
+    identify(relabelled(others, False), [None], 2, candidates=20, workdir=tmp_path / 'part')
+  assert relabelled(gallery.targets, False).settings == scenario.settings
+  assert relabelled(gallery.targets, True).settings != relabelled(others, True).settings  # an audit's, too
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [

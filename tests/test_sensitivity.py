@@ -1,5 +1,7 @@
 """Which assumption protects: what is run, what the rows say, and what is refused."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -90,6 +92,20 @@ def test_what_is_noisy_or_skipped_is_not_shown():
   assert verdicts(found) == {'batch': 'does not protect', 'labels': 'not shown', 'BatchNorm': 'not shown'}
   few = made(['batch'], lambda dropped: [25.0, 25.0])
   assert verdicts(few) == {'batch': 'not shown'}
+
+
+def test_nothing_is_shown_where_the_attack_fails_in_its_laboratory():
+  found = made(['batch', 'labels'], lambda dropped: list(5 + NOISE))
+  assert effect(found, LABORATORY, PRODUCTION).excluded
+  assert set(verdicts(found).values()) == {'not shown'}
+  assert 'does not protect' not in gl.report.sensitivity_table(found)
+
+
+def test_what_is_dropped_where_nothing_is_left_to_recover_is_not_shown():
+  """The second assumption needs the first to be dropped, which stops the attack already."""
+  found = made(['batch', 'labels'], lambda dropped: list((5 if 'batch' in dropped else 25) + NOISE))
+  needy = [found.assumptions[0], dataclasses.replace(found.assumptions[1], needs=('batch',))]
+  assert verdicts(found._replace(assumptions=needy)) == {'batch': 'protects', 'labels': 'not shown'}
 
 
 def test_a_clearer_picture_of_what_is_clear_is_no_larger_leak():

@@ -161,6 +161,11 @@ def test_the_program(tmp_path):
   assert 'gaussian(stddev=0.01)' in done.out
   for name in ('sweep.csv', 'sweep.png', 'rows.jsonl', 'mlp-seed0/report.html'):
     assert (tmp_path / 'new' / name).exists() and name in done.out + 'rows.jsonl'
+  page = tmp_path / 'new' / 'mlp-seed0' / 'report.html'
+  page.write_text('old')
+  os.utime(page, (0, 0))  # older than its result: as a kill leaves it
+  assert programs.start('sweep', *SMOKE, '--knowledge=non-adaptive', f'--workdir={tmp_path}/new').status == 0
+  assert page.read_text('utf-8').startswith('<!')
 
 
 @pytest.mark.parametrize(

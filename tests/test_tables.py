@@ -1,7 +1,9 @@
 """Tables: their columns, how rows are judged, and that audits, closed forms and TabLeak run on them."""
 
+import dataclasses
 import json
 import math
+import re
 
 import jax
 import numpy as np
@@ -543,6 +545,30 @@ def test_the_page_shows_cells_bars_and_records(peeled, tmp_path):
   assert (tmp_path / 'slide.png').stat().st_size > 1000 and not (tmp_path / 'grid.png').exists()
   told = gl.report.terminal_table(found)
   assert 'cells right' in told and 'PSNR' not in told and 'Images' not in told and 'control 0.00' in told
+
+
+def test_the_page_of_chosen_trials_shows_and_counts_each_by_its_number(peeled):
+  """As of an audit with `only`, or with trials that stop: defenses have other trials, and other numbers of them."""
+  from gradleak.report import marked
+
+  whole, (bare, noisy) = peeled[0], peeled[0].config['defenses']
+  chosen = {bare: [1], noisy: [0, 1]}
+  found = dataclasses.replace(
+    whole,
+    rows=[row for row in whole.rows if row['trial'] in chosen[row['defense']]],
+    reconstructions={case: made[chosen[case[1]]] for case, made in whole.reconstructions.items()},
+    curves={case: (steps, of[chosen[case[1]]]) for case, (steps, of) in whole.curves.items()},
+  )
+  first, second = marked.seen(found)
+  assert first.of(0) is None and all(piece.right for sample in first.of(1) for piece in sample)
+  assert second.pieces == marked.seen(whole)[1].pieces
+  alone = dataclasses.replace(found, rows=[row for row in found.rows if row['defense'] == bare])
+  assert len(marked.guessed(alone)) == 1
+  page = gl.report.render(found)
+  together = page[page.index('id="together"') :]
+  assert 'of 4 rows' in together and 'of 8 rows' in together
+  assert all(float(share) <= 100 for share in re.findall(r'<b>(\d+) %</b>', page))
+  assert page.index('Trial 1, row 0') < page.index('Trial 1, row 2') and 'Trial 0, row 0' not in page
 
 
 def test_counts_of_records_by_hand():

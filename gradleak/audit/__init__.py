@@ -10,18 +10,21 @@ from gradleak.audit.labelled import Labelled
 from gradleak.audit.lanes import Planned
 from gradleak.audit.plan import Plan, plan
 from gradleak.audit.result import AuditResult
-from gradleak.audit.run import audit, load, planned_of, versions
+from gradleak.audit.run import TIMES, audit, joined, load, planned_of, versions, versions_of_parts
 from gradleak.audit.settings import AuditSettings
 
 __all__ = [
+  'TIMES',
   'AuditResult',
   'AuditSettings',
   'Labelled',
   'Plan',
   'Planned',
   'audit',
+  'joined',
   'load',
   'plan',
   'planned_of',
   'versions',
+  'versions_of_parts',
 ]

@@ -44,7 +44,8 @@ class AuditResult:
     methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
       and 'model'. Each has 'citations'; a defense also 'text', 'published', 'places', 'random', 'mechanisms' (fields of
       `defenses.Mechanism`, without a neighbouring relation: an ε of them names its own), 'missing_bound' and 'remark'.
-    versions: of gradleak, JAX and Python, and the hardware.
+    versions: of gradleak, JAX and Python, and the hardware; all of them, joined by commas, where parts of the folder
+      have several.
     seconds: wall time.
     resumed: whether all of it was found on disk.
   """

@@ -9,7 +9,7 @@ import re
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,7 @@ from gradleak.core.storage import (
   seal,
   sealed,
   seconds_of_parts,
+  times_of_parts,
   unpacked,
   write_atomically,
 )
@@ -55,7 +56,7 @@ from gradleak.federated.scenario import Scenario
 
 GROWS = {'attacks': 'attack_texts', 'defenses': 'defense_texts'}  # what may be added to a finished work directory
 EXTENDS = ('only',)  # likewise
-_TIMES = 'timing.jsonl'
+TIMES = 'timing.jsonl'
 RESULT = 'result.json'  # seals what stands beside it
 FACTS = (
   'threat_models',
@@ -131,8 +132,8 @@ def audit(
       end(show)
     if found is None:
       return None
-    took = sum(seconds) if store is None else seconds_of_parts(store.path / _TIMES)
-    outcome = result(made, found, versions(), took, not seconds)
+    took = sum(seconds) if store is None else seconds_of_parts(store.path / TIMES)
+    outcome = result(made, found, versions_of_parts(store), took, not seconds)
     if store is not None and store.writes and not (outcome.resumed and _stands(store.path, 'it is written anew')):
       _write(store, outcome)
   return outcome
@@ -153,6 +154,20 @@ def versions() -> dict[str, str]:
     'platform': platform.platform(),
     'device': f'{jax.device_count()} × {device.device_kind}',
   }
+
+
+def versions_of_parts(store: Workdir | None) -> dict[str, str]:
+  """Returns what the parts of a work directory were made with, see `joined`; `versions` where nothing says that."""
+  return {**versions(), **joined([] if store is None else times_of_parts(store.path / TIMES))}
+
+
+def joined(several: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+  """Returns `versions` of several parts or results as one: where they differ all of them, joined by commas."""
+  found: dict[str, dict[str, None]] = {name: {} for name in versions()}
+  for one in several:
+    for name in found.keys() & one.keys():
+      found[name] |= dict.fromkeys(str(one[name]).split(', '))
+  return {name: ', '.join(values) for name, values in found.items() if values}
 
 
 class _Worker:
@@ -218,7 +233,7 @@ class _Worker:
         if self.store is not None:
           self.store.save_part(title, *part)
           if self.store.writes:
-            append_time(self.store.path / _TIMES, part=title, seconds=seconds[-1], **versions())
+            append_time(self.store.path / TIMES, part=title, seconds=seconds[-1], **versions())
     return found, seconds
 
   def collected(self, made: Plan, parts: dict[str, list[Part]], shards: int) -> list[list[Part]] | None:

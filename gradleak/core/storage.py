@@ -276,9 +276,14 @@ def read_times(path: Any) -> list[dict]:
   return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get('seconds'), float)]
 
 
+def times_of_parts(path: Any) -> list[dict]:
+  """Returns the entry of each 'part' in a file of times; of a part that was run twice the last one."""
+  return list({entry.get('part'): entry for entry in read_times(path)}.values())
+
+
 def seconds_of_parts(path: Any) -> float:
-  """Returns the seconds behind all 'part's of a file of times; of a part that was run twice the last ones."""
-  return sum({entry.get('part'): entry['seconds'] for entry in read_times(path)}.values())
+  """Returns the seconds behind all parts of a file of times."""
+  return sum(entry['seconds'] for entry in times_of_parts(path))
 
 
 def digest(facts: Mapping[str, Any]) -> str:

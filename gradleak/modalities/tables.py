@@ -91,7 +91,7 @@ WORDS: dict[str, str] = {
     'upload” are the median and the commonest category. The columns that leak most come first.'
   ),
   'marked.together': (
-    'Of {total} private rows, the share of which at least so many {of} are right at once. One column that is right '
+    'The share of private rows of which at least so many {of} are right at once. One column that is right '
     'may be luck, a whole record is not.'
   ),
   'sensitivity.term_score': (

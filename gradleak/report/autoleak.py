@@ -36,7 +36,6 @@ def render_autoleak(found: AutoLeak) -> str:
     bound=bounds,
     published=_published(found),
   )
-  known = next(iter(found.audits.values())).versions
   few = said('autoleak.few', trials=config['trials']) if config['trials'] < ENOUGH else ''
   made = blocks.Page(
     'autoleak',
@@ -54,7 +53,7 @@ def render_autoleak(found: AutoLeak) -> str:
       *_baselines(found),
       *(_attacks(found), _stages(found), _flags(found), _reading(found)),
     ],
-    [versions({name: known[name.lower()] for name in ('gradleak', 'JAX', 'Python')}, found.seconds)],
+    [versions({name: found.versions[name.lower()] for name in ('gradleak', 'JAX', 'Python')}, found.seconds)],
   )
   return html.page(made)
 

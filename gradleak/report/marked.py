@@ -32,32 +32,33 @@ class Seen(NamedTuple):
   Attributes:
     defense: its label.
     case: of that attacker: attack, defense, and the adaptive attack, if it is adaptive.
-    verdicts: of each trial, in order.
+    trials: that were attacked under the defense.
     pieces: [trials][samples of a batch] -> pieces, each with whether it is right.
   """
 
   defense: str
   case: Case
-  verdicts: list[str]
+  trials: list[int]
   pieces: list[list[list[Piece]]]
+
+  def of(self, trial: int) -> list[list[Piece]] | None:
+    """Returns the pieces of a trial; None where it was not attacked under the defense."""
+    return self.pieces[self.trials.index(trial)] if trial in self.trials else None
 
 
 def seen(result: AuditResult) -> list[Seen]:
   """Returns what the strongest attacker of each defense sees, in the order of the audit."""
   kind, rows = of_config(result.config), cases.by_case(result.rows)
   assert kind.marked is not None
-  truth, trials = np.asarray(result.truth), list(dict.fromkeys(row['trial'] for row in result.rows))
-  found = []
+  truth, found = np.asarray(result.truth), []
   for (defense,), group in cases.grouped(cases.summarise(result.rows), 'defense').items():
     case = cases.case(cases.strongest(group))
-    made = np.asarray(result.reconstructions[case])
-    verdicts = {row['trial']: row['verdict'] for row in rows[case]}
-    places = [row['trial'] for row in result.rows if cases.case(row) == case]
+    trials = [row['trial'] for row in rows[case]]
     pieces = [
-      [list(kind.marked(made[places.index(t), b], truth[trials.index(t), b])) for b in range(truth.shape[1])]
-      for t in places
+      [list(kind.marked(*pair)) for pair in zip(made, truth[t], strict=True)]
+      for t, made in zip(trials, np.asarray(result.reconstructions[case]), strict=True)
     ]
-    found.append(Seen(defense, case, [verdicts[t] for t in places], pieces))
+    found.append(Seen(defense, case, trials, pieces))
   return found
 
 
@@ -69,11 +70,12 @@ def private(result: AuditResult) -> list[list[list[Piece]]]:
 
 
 def guessed(result: AuditResult) -> list[list[list[Piece]]]:
-  """Returns the pieces of the answer without an upload, marked by the private samples; none where there is none."""
+  """Returns the pieces of the answer without an upload, marked by the samples of each attacked trial, or none."""
   kind = of_config(result.config)
   if kind.usual is None or kind.marked is None:
     return []
-  return [[list(kind.marked(np.asarray(kind.usual), one)) for one in batch] for batch in np.asarray(result.truth)]
+  attacked = np.asarray(result.truth)[cases.trials(result.rows)]
+  return [[list(kind.marked(np.asarray(kind.usual), one)) for one in batch] for batch in attacked]
 
 
 def shares(pieces: Sequence[Sequence[Sequence[Piece]]]) -> dict[str, tuple[int, int]]:
@@ -144,11 +146,10 @@ def _samples(
   result: AuditResult, found: Sequence[Seen], truth: Sequence[Any], published: Mapping[str, str]
 ) -> blocks.Section:
   """Returns the first private samples beside what the strongest attacker of each defense sees of them."""
-  places = [(t, b) for b in range(len(truth[0])) for t in range(len(truth))]
-  places = sorted(places)[:SHOWN] if len(truth[0]) > 1 else places[:SHOWN]
+  places = [(t, b) for t in cases.trials(result.rows) for b in range(len(truth[0]))][:SHOWN]
   tables = []
   for t, b in places:
-    one = [(column, column.pieces[t][b]) for column in found]
+    one = [(column, seen_[b]) for column in found if (seen_ := column.of(t)) is not None]
     table = _across(truth[t][b], one, published) if truth[t][b][0].of else _along(truth[t][b], one, published)
     tables.append((f'trial {t}' + (f', {worded("image")} {b}' if len(truth[0]) > 1 else ''), table))
   parts: list[Any] = [blocks.Text(said('marked.samples'), 'note')]
@@ -224,17 +225,17 @@ def _together(
 ) -> blocks.Section:
   """Returns the share of samples of which at least so many parts are right."""
   chosen = [name for name in names if name in kind.sensitive] or names
-  total = sum(len(batch) for batch in found[0].pieces)
   levels = sorted({1, 2, 3, (len(chosen) + 1) // 2, len(chosen)} & set(range(1, len(chosen) + 1)))
   heads = ['defense', *(f'all {least}' if least == len(chosen) else f'{least} or more' for least in levels)]
   lines: list[tuple[Any, Any]] = [(method(one.defense, published.get(one.defense)), one.pieces) for one in found]
   lines += [('without an upload', guess)] if guess else []
   rows = []
   for name, pieces in lines:
-    counts = at_least(pieces, chosen)
-    rows.append(blocks.Row([name, *(_bar(counts[least - 1], total) for least in levels)]))
+    counts, total = at_least(pieces, chosen), sum(map(len, pieces))
+    named = blocks.Cell(name, [f'of {total} {kind.noun[total != 1]}'])
+    rows.append(blocks.Row([named, *(_bar(counts[least - 1], total) for least in levels)]))
   of = said('marked.sensitive', names=chosen) if kind.sensitive else said('marked.all', n=len(chosen))
-  note = blocks.Text(said('marked.together', of=of, total=total), 'note')
+  note = blocks.Text(said('marked.together', of=of), 'note')
   return blocks.Section(
     'together', 'How much of one record', [note, blocks.Table(heads, [blocks.Body(rows)], 'bars')], 'Together'
   )
@@ -259,9 +260,11 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
   worst = {entry['defense']: entry for entry in cases.worst_case(result.rows)}
   for label in costs or {}:
     errors.check_choice('defense with a cost', label, worst)
-  found, truth = seen(result)[:MOST], private(result)[0][0]
+  found, trial = seen(result)[:MOST], cases.trials(result.rows)[0]
+  truth = private(result)[trial][0]
+  own = [one.of(trial) or [[Piece('–')] * len(truth)] for one in found]
   if not truth[0].of:
-    return _running(found, truth, worst, size)
+    return _running([(one.defense, of[0]) for one, of in zip(found, own, strict=True)], truth, worst, size)
   order = range(min(len(truth), PARTS))
   width, height = size
   left, top, foot = 2.6, 0.95, 0.75
@@ -278,8 +281,8 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
       axes.text(
         left + 0.5 * across, middle, _short(truth[i].text, int(across / 0.085)), ha='center', va='center', fontsize=10
       )
-      for c, one in enumerate(found):
-        piece = one.pieces[0][0][i]
+      for c, of in enumerate(own):
+        piece = of[0][i]
         style: dict[str, Any] = {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
         shown = ('✓ ' if piece.right else '') + _short(piece.text, int(across / 0.095))
         axes.text(left + (c + 1.5) * across, middle, shown, ha='center', va='center', fontsize=10, **style)
@@ -309,12 +312,15 @@ def _foot(
 
 
 def _running(
-  found: Sequence[Seen], truth: Sequence[Piece], worst: Mapping[str, Mapping[str, Any]], size: tuple[float, float]
+  found: Sequence[tuple[str, Sequence[Piece]]],
+  truth: Sequence[Piece],
+  worst: Mapping[str, Mapping[str, Any]],
+  size: tuple[float, float],
 ) -> bytes:
-  """Returns a PNG with a line of running text for each defense, below the private one."""
+  """Returns a PNG with a line of running text for each defense, (its label, pieces), below the private one."""
   width, height = size
-  lines = [('private', '', truth), *((one.defense, f'recovered {worst[one.defense]["recovered"]} of '
-                                      f'{worst[one.defense]["n"]}', one.pieces[0][0]) for one in found)]  # fmt: skip
+  lines = [('private', '', truth), *((label, f'recovered {worst[label]["recovered"]} of {worst[label]["n"]}', of)
+                                     for label, of in found)]  # fmt: skip
   left, down = 0.4, (height - 0.5) / len(lines)
   with figures.canvas(width, height) as (axes, png):
     for r, (name, count, pieces) in enumerate(lines):

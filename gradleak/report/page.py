@@ -84,12 +84,17 @@ def pages_of(audits: Mapping[str, str], folder: pathlib.Path) -> dict[str, str]:
   """
   links = {}
   for name, place in audits.items():
-    page, result = folder / place / 'report.html', folder / place / 'result.json'
-    if result.exists() and not (page.exists() and page.stat().st_mtime >= result.stat().st_mtime):
+    if (folder / place / 'result.json').exists() and not is_current(folder / place):
       write_audit(load(folder / place), folder / place)
-    if page.exists():
+    if (folder / place / 'report.html').exists():
       links[name] = f'{place}/report.html'
   return links
+
+
+def is_current(folder: Any, name: str = 'report.html') -> bool:
+  """Returns whether the work directory of an audit holds its page, no older than its result: a kill may part them."""
+  page, result = (pathlib.Path(folder) / each for each in (name, 'result.json'))
+  return page.exists() and page.stat().st_mtime >= result.stat().st_mtime
 
 
 @speaking
@@ -199,7 +204,10 @@ def _cells(row: Sequence[Picture]) -> list[blocks.Cell]:
 
 def _cell(picture: Picture, new: bool) -> blocks.Cell:
   which = f'trial {picture.trial}' + (worded(f', image {picture.index}') if picture.index else '')
-  uri, kind = shown.data_uri(picture.pixels), 'new' if new else ''
+  kind = 'new' if new else ''
+  if picture.pixels is None:
+    return blocks.Cell('–', kind=kind)
+  uri = shown.data_uri(picture.pixels)
   if picture.row is None:
     return blocks.Cell(html.image(uri, f'Private {picture.kind.noun[0]} of {which}.'), kind=kind)
   row = picture.row

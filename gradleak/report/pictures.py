@@ -33,15 +33,15 @@ class Picture(NamedTuple):
   Attributes:
     trial: the trial that it belongs to, as in its row.
     index: its place in the batch of the trial.
-    pixels: [H, W, C] in [0, 1]; may hold NaN.
+    pixels: [H, W, C] in [0, 1]; may hold NaN. None where the trial was not attacked under its case.
     score: of its pair; None for a private image, and where it is NaN.
     kind: its modality.
-    row: the row of its trial and case; None for a private image.
+    row: the row of its trial and case; None for a private image, and where there are no pixels.
   """
 
   trial: int
   index: int  # type: ignore[assignment]
-  pixels: np.ndarray
+  pixels: np.ndarray | None
   score: float | None
   row: dict | None
   kind: Modality = IMAGES
@@ -51,27 +51,29 @@ def select(result: AuditResult, columns: int = MAX_COLUMNS) -> tuple[list[Pictur
   """Returns the pictures to show, which are the private images, and `{case: reconstructions}` in the same order.
 
   The strongest adaptive attacker is shown after the non-adaptive one. Shown are the first trials, not the best, and the
-  first images of a batch.
+  first images of a batch. Trials that more cases have come before others.
   """
   rows = cases.by_case(check_result(result).rows)
   pairs = cases.paired(cases.summarise(result.rows)).values()
-  trials = list(dict.fromkeys(row['trial'] for row in result.rows))
-  truth = np.asarray(result.truth)
+  truth, kind = np.asarray(result.truth), of_config(result.config)
   images = min(truth.shape[1], columns)
-  places = [(t, b) for t in range(min(len(trials), max(1, columns // images))) for b in range(images)]
-  shown, kind = {}, of_config(result.config)
+  trials = cases.trials(result.rows)[: max(1, columns // images)]
+  places = [(t, b) for t in trials for b in range(images)]
+  shown = {}
   for case in (cases.case(summary) for pair in pairs for summary in pair):
-    by_trial = {row['trial']: row for row in rows[case]}
-    pixels = np.asarray(result.reconstructions[case])
-    chosen = np.stack([pixels[place] for place in places]).astype(np.float32)
-    scores = np.asarray(kind.nearness(chosen, np.stack([truth[place] for place in places]).astype(np.float32)))
+    by_trial = {row['trial']: (row, made) for row, made in zip(rows[case], result.reconstructions[case], strict=True)}
     shown[case] = [
-      Picture(
-        trials[t], b, kind.picture(pixels[t, b]), None if np.isnan(score) else float(score), by_trial[trials[t]], kind
-      )
-      for (t, b), score in zip(places, scores, strict=True)
+      _picture((t, b), *by_trial[t], truth[t, b], kind) if t in by_trial else Picture(t, b, None, None, None, kind)
+      for t, b in places
     ]
-  return [Picture(trials[t], b, kind.picture(truth[t, b]), None, None, kind) for t, b in places], shown
+  return [Picture(t, b, kind.picture(truth[t, b]), None, None, kind) for t, b in places], shown
+
+
+def _picture(place: tuple[int, int], row: dict, made: np.ndarray, truth: np.ndarray, kind: Modality) -> Picture:
+  """Returns the picture of one reconstruction of a trial."""
+  found = np.asarray(made[place[1]])
+  score = float(kind.nearness(*(np.asarray(one, np.float32)[np.newaxis] for one in (found, truth)))[0])
+  return Picture(*place, kind.picture(found), None if np.isnan(score) else score, row, kind)
 
 
 def grid(result: AuditResult) -> bytes:
@@ -83,7 +85,7 @@ def grid(result: AuditResult) -> bytes:
   labels = [[(f'private {truth[0].kind.noun[1]}', {})], *(_label(*case, shown=shown) for case in shown)]  # type: ignore[misc, arg-type]
   second = [False, *(len(case) == 3 and case[:2] in shown for case in shown)]
   longest = max(len(line) for label in labels for line, _ in label)
-  height, width = truth[0].pixels.shape[:2]
+  height, width = np.shape(truth[0].pixels)[:2]
   cell, caption, margin, head, line = 0.95, 0.22, 0.1, 0.28, 0.17  # inches, as are all lengths
   start, tall = 4 * margin + 0.075 * longest, cell * height / width
   apart = 2 * margin * any(second)  # between pairs
@@ -125,6 +127,8 @@ def _draw_picture(axes: Any, picture: Picture, left: float, top: float, width: f
   """Draws a picture in the colour of its verdict, with its score below; the trial stands above a private image."""
   from matplotlib.patches import Rectangle
 
+  if picture.pixels is None:
+    return
   extent = (left, left + width, top + height, top)
   pixels = pixels_of(picture.pixels)
   axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', aspect='auto', extent=extent)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from gradleak.audit.result import AuditResult, Case
 from gradleak.core import errors
 from gradleak.modalities import of_config
@@ -77,12 +79,13 @@ def _strongest(
 
 def _draw_cell(axes: Any, found: Sequence[pictures.Picture] | None, left: float, top: float, side: float) -> None:
   """Draws up to four images, two by two; a dash where there are none."""
-  if found is None:
+  found = [one for one in found or () if one.pixels is not None]
+  if not found:
     axes.text(left + side / 2, top + side / 2, '–', ha='center', va='center', fontsize=14, color=SOFT)
     return
   across = 1 if len(found) == 1 else 2
   each = (side - 0.04 * (across - 1)) / across
   for i, picture in enumerate(found[: across**2]):
     x, y = left + (i % across) * (each + 0.04), top + (i // across) * (each + 0.04)
-    pixels = pixels_of(picture.pixels)
+    pixels = pixels_of(np.asarray(picture.pixels))
     axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', extent=(x, x + each, y + each, y))

@@ -13,8 +13,9 @@ import numpy as np
 import optax
 
 from gradleak import data
+from gradleak.attacks.base import as_attack
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
-from gradleak.audit.labelled import Labelled, listed, named_defenses
+from gradleak.audit.labelled import Labelled, labelled, listed, named_defenses, text
 from gradleak.audit.result import facts
 from gradleak.core import errors
 from gradleak.core.settings import check, paired, setting
@@ -270,8 +271,12 @@ def frontier(
     **scenario.described_by('gradleak.frontier').plain(),
     'clients': len(parts),
     'data_fingerprint': fingerprint((scenario.samples, scenario.targets, *test)),
+    'partition_fingerprint': fingerprint(parts),
+    'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   attacks = listed(() if attacks is None else attacks)
+  if attacks and given.attack_every:  # the models after rounds are not kept: no attack can be added
+    identity['attack_texts'] = {one.label: text(one) for one in labelled('attack', attacks, as_attack)}
   task = Task(key, scenario, test, parts, given, identity, how, progress)
   bound = [Labelled(label, bind(defense, scenario.context)) for label, defense in named_defenses(defenses)]
   return _run(task, bound, attacks, _before(task, bound, attacks), errors.check_path('workdir', workdir))
@@ -301,7 +306,8 @@ def _kinds(task: Task) -> np.ndarray:
 def _parts(key: jax.Array, labels: np.ndarray, clients: Any) -> list[np.ndarray]:
   """Returns the sample numbers of each client: those given, or an even share."""
   if isinstance(clients, list | tuple):
-    return list(clients)
+    partition.check(clients, len(labels))
+    return [np.asarray(part, np.int64) for part in clients]
   return partition.iid(jax.random.fold_in(key, 1), labels, clients)
 
 
@@ -389,6 +395,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
       **task.config,
       'defense': one.label,
       'defense_text': str(one.method.defense),
+      **({'defense_version': one.method.defense.version} if one.method.defense.version else {}),
       **({'epsilon': ledger.terms} if ledger else {}),
     },
     privacy=ledger,

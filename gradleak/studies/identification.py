@@ -60,7 +60,7 @@ from gradleak.engine.execution import Execution
 from gradleak.engine.groups import Layout
 from gradleak.engine.parts import told
 from gradleak.engine.progress import callback, computing, end, note
-from gradleak.federated.scenario import Scenario
+from gradleak.federated.scenario import Scenario, fingerprint
 
 STATISTICS = ('likelihood', 'direction', 'pattern')
 COMBINED, REGRESSION = 'combined', 'regression'
@@ -171,7 +171,10 @@ def _counted(key: tuple, rows: Sequence[Mapping], false: Mapping | None) -> dict
   made |= {'model': rows[0]['model'], 'rounds': rows[0]['rounds'], 'n': n, 'candidates': rows[0]['candidates']}
   for name in ('identified', 'present'):
     found = [row[name] for row in rows if row[name] is not None]
-    _, low, high = metrics.proportion_interval(sum(found), len(found)) if found else (None, None, None)
+    independent = len({row['trial'] for row in rows if row[name] is not None})  # the originals of a batch share one
+    _, low, high = (
+      metrics.proportion_interval(sum(found), len(found), independent=independent) if found else (None, None, None)
+    )
     made |= {name: sum(found) if found else None, f'{name}_low': low, f'{name}_high': high}
   known = [row['posterior'] for row in rows if row['posterior'] is not None]
   made['posterior'] = float(np.mean(known)) if known else None
@@ -252,6 +255,7 @@ def identify(
     **dataclasses.asdict(given),
     'trials': num_trials,
     'listed': len(listed.samples),
+    'listed_fingerprint': fingerprint(listed),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -158,6 +159,12 @@ def by_case(rows: Iterable[dict]) -> dict[Case, list[dict]]:
   for row in check_rows(rows, 'attack', 'defense'):
     groups.setdefault(case(row), []).append(row)
   return groups
+
+
+def trials(rows: Iterable[dict]) -> list[int]:
+  """Returns the numbers of the trials that were attacked, those of most cases first, then in their order."""
+  counts = Counter(row['trial'] for row in check_rows(rows, 'trial'))
+  return sorted(counts, key=lambda trial: (-counts[trial], trial))
 
 
 def _numbers(rows: Iterable[Row], key: str) -> list[float]:

@@ -24,7 +24,8 @@ def trained(tmp_path):
     path.write_text(json.dumps(folders))
     folder = tmp_path / folders[defense]
     folder.mkdir()
-    (folder / 'config.json').write_text(json.dumps(CONFIG | {'defense': defense} | settings))
+    config = CONFIG | {'defense': defense} | settings
+    (folder / 'config.json').write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
     rows = [{'round': 1}, {'round': done, 'accuracy': accuracy, **(measured or {})}]
     (folder / 'rounds.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
     if wrong is not None:
@@ -43,6 +44,19 @@ def test_points_below_the_undefended_accuracy(trained):
     'one training of 2 rounds, 3 of 9 clients each (iid), which share the delta after 4 local epochs, all under '
     'the defense, seed 0: 88.8 % of the test samples, undefended 91.3 %'
   )
+
+
+def test_a_training_without_notes_is_described_by_what_is_known(trained):
+  """As one of `gl.frontier`, whose folder holds the notes of its scenario alone."""
+  trained('none', 0.913, partition=None, seed=None)
+  (cost,) = costs.of_training(trained('outpost', 0.9, partition=None, seed=None), TASK).values()
+  assert ', 3 of 9 clients each, which share the delta after 4 local epochs, all under the defense: 90' in cost.source
+
+
+def test_a_cost_is_that_of_what_its_label_means(trained):
+  trained('none', 0.913, defense_text='none')
+  (cost,) = costs.of_training(trained('outpost', 0.9, defense_text='prune(rate=0.1)'), TASK).values()
+  assert cost.text == 'prune(rate=0.1)'
 
 
 @pytest.mark.parametrize(
@@ -68,7 +82,7 @@ def test_a_server_that_does_more_than_add_is_named(trained, served, said):
 def test_the_number_of_test_samples_bounds_the_figure(trained):
   for defense, accuracy in (('none', 0.8), ('outpost', 0.6)):
     folder = trained(defense, accuracy, measured={'tested': 1000})
-  points, source, interval, at_chance = costs.of_training(folder, TASK)['outpost']
+  points, source, interval, at_chance, _ = costs.of_training(folder, TASK)['outpost']
   assert points == 20 and at_chance == '' and interval == pytest.approx((16.0, 23.9), abs=0.05)
   assert ': 60.0 % of the 1,000 test samples, undefended 80.0 % (' in source
   assert source.endswith('(difference +16.0 to +23.9 points, by the number of test samples)')
@@ -77,7 +91,7 @@ def test_the_number_of_test_samples_bounds_the_figure(trained):
 def test_models_are_compared_sample_by_sample(trained):
   for defense, accuracy, wrong in (('none', 0.8, range(200)), ('outpost', 0.79, range(5, 215))):
     folder = trained(defense, accuracy, measured={'tested': 1000}, wrong=wrong)
-  points, source, interval, _ = costs.of_training(folder, TASK)['outpost']
+  points, source, interval, *_ = costs.of_training(folder, TASK)['outpost']
   assert points == 1 and interval == pytest.approx((0.1, 1.89), abs=0.01)
   assert source.endswith(
     '(difference +0.1 to +1.9 points, by the test samples that one of the two models alone classifies wrongly)'

@@ -193,6 +193,16 @@ def test_a_cost_at_chance_says_so(run):
   assert leaderboard.priced(made[PRUNE], Cost(1.0, 'y'))['cost'] == {'points': 1.0, 'source': 'y'}
 
 
+def test_the_cost_of_another_defense_of_the_same_label_is_refused(run, made):
+  cost, other = (Cost(1.0, 'y', text=text) for text in (made[PRUNE]['text'], 'prune(rate=0.1)'))
+  assert leaderboard.priced(made[PRUNE], cost)['cost'] == {'points': 1.0, 'source': 'y'}
+  said = r'is that of a training under prune\(rate=0\.1\), and the entry is of'
+  with pytest.raises(UsageError, match=said):
+    leaderboard.priced(made[PRUNE], other)
+  with pytest.raises(UsageError, match=said):
+    leaderboard.entries(run, costs={PRUNE: other})
+
+
 def test_costs_are_checked(run):
   for costs, words in (
     ({'prun': (1, 'x')}, "unknown defense with a cost 'prun'"),

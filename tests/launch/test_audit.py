@@ -1,6 +1,7 @@
 """The main program, end to end on small settings."""
 
 import json
+import os
 from typing import NamedTuple
 from unittest import mock
 
@@ -189,6 +190,21 @@ def test_what_was_deleted_is_rendered_again(completed):
   assert after['rows.jsonl'] == before['rows.jsonl']
   assert after['reconstructions.npz'] == before['reconstructions.npz']
   assert after['report.html'].startswith(b'<!')
+
+
+def test_a_page_that_is_older_than_its_result_is_made_anew(completed):
+  """As a kill leaves it, between the result of a folder that grew and its page."""
+  page = completed.workdir / 'report.html'
+  page.write_text('old')
+  os.utime(page, (0, 0))
+  done = programs.start('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}')
+  assert done.status == 0 and 'complete already' not in done.out
+  anew = page.read_text('utf-8')
+  assert anew.startswith('<!')
+  page.write_text('mine')
+  assert 'complete already' in programs.start('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}').out
+  assert page.read_text() == 'mine'
+  page.write_text(anew, 'utf-8')
 
 
 @pytest.fixture(scope='module')

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gradleak.report import data_uri, figures, grid, pictures
+from gradleak.report import data_uri, figures, grid, pictures, render
 from gradleak.summary import cases
 
 
@@ -85,6 +85,30 @@ def test_each_picture_has_its_own_psnr(build):
         assert picture.score == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
 
 
+def test_pictures_of_chosen_trials_are_those_of_their_numbers(build):
+  """As of an audit with `only`: each case has some of the trials, and a gap for the others."""
+  whole = build(6, defenses=('none', 'prune(rate=0.9)'))
+  chosen = {'none': [1, 3], 'prune(rate=0.9)': [2, 3, 5]}
+  result = replace(
+    whole,
+    rows=[row for row in whole.rows if row['trial'] in chosen[row['defense']]],
+    reconstructions={case: images[chosen[case[1]]] for case, images in whole.reconstructions.items()},
+    curves={case: (steps, of[chosen[case[1]]]) for case, (steps, of) in whole.curves.items()},
+  )
+  truth, shown = pictures.select(result)
+  assert [picture.trial for picture in truth] == [3, 1, 2, 5]  # what all cases have is first
+  for picture in truth:
+    np.testing.assert_array_equal(picture.pixels, whole.truth[picture.trial, 0])
+  for case, row in shown.items():
+    assert [picture.trial for picture in row if picture.pixels is not None] == [
+      t for t in (3, 1, 2, 5) if t in chosen[case[1]]
+    ]
+    for picture in (one for one in row if one.pixels is not None):
+      np.testing.assert_array_equal(picture.pixels, whole.reconstructions[case][picture.trial, 0])
+      assert picture.row['trial'] == picture.trial and cases.case(picture.row) == case
+  assert render(result).count('>–<') >= 6 and grid(result)  # six gaps
+
+
 def test_of_the_adaptive_attackers_the_strongest_is_shown_after_the_non_adaptive_one(both, knowing):
   _, shown = pictures.select(both)
   dlg, csdlg = both.config['attacks']
@@ -135,12 +159,13 @@ def test_labels_name_the_attacker_of_each_row(both):
   assert words(*alone[0], among=alone) == [dlg, 'prune(rate=0.9)', 'adaptive: masked+prior']
 
 
-def test_trials_are_found_by_their_place_whatever_their_number(build):
+def test_trials_are_found_by_their_number_where_the_first_were_not_attacked(build):
   result = build(2)
-  result = replace(result, rows=[row | {'trial': row['trial'] + 100} for row in result.rows])
+  rows = [row | {'trial': row['trial'] + 100} for row in result.rows]
+  result = replace(result, rows=rows, truth=np.concatenate([np.zeros((100, *result.truth.shape[1:])), result.truth]))
   truth, _ = pictures.select(result)
   assert [picture.trial for picture in truth] == [100, 101]
-  np.testing.assert_array_equal(truth[1].pixels, result.truth[1, 0])
+  np.testing.assert_array_equal(truth[1].pixels, result.truth[101, 0])
 
 
 def test_grid_shows_crisp_pixels(build):

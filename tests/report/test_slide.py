@@ -54,7 +54,7 @@ def test_running_texts_stay_within_the_picture():
   """Each defense has its name, its count and its text below each other, and long texts break into lines."""
   truth = [Piece(word) for word in ['word'] * 60]
   names = ['none', 'clip_samples(norm=1)+gaussian(stddev=0.05)', *(f'prune(rate=0.{i})' for i in range(5))]
-  seen = [marked.Seen(name, ('span', name, None), ['exact'], [[[*truth, Piece('wrong', False)]]]) for name in names]
+  seen = [(name, [*truth, Piece('wrong', False)]) for name in names]
   worst = {name: {'recovered': 1, 'n': 2} for name in names}
   drawn = pixels(marked._running(seen, truth, worst, (12.8, 7.2)))
   height, width, _ = drawn.shape

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak.audit import AuditResult, audit, plan
+from gradleak.audit import AuditResult, audit, joined, plan
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import frame
 from gradleak.audit.settings import AuditSettings
@@ -81,6 +81,11 @@ class AutoLeak:
   audits: dict[str, AuditResult]
   defenses: dict[str, dict[str, Any]]
   seconds: float
+
+  @property
+  def versions(self) -> dict[str, str]:
+    """What its audits were made with, see `AuditResult.versions`."""
+    return joined(result.versions for result in self.audits.values())
 
   def named(self, honest: bool = True) -> dict[str, set[int]]:
     """Returns {defense: the trials that the likelihood re-identifies}; a malicious server is no part of rankings."""

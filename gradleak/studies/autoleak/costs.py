@@ -12,7 +12,7 @@ from gradleak.studies.frontier import RESULT, TRAININGS, WRONG
 
 SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
 _AGAIN = 'restore it, or remove the folder and give the command of launch/train.py again'
-_OF_A_DEFENSE = ('defense', 'defense_text', 'epsilon')
+_OF_A_DEFENSE = ('defense', 'defense_text', 'defense_version', 'epsilon')
 
 
 class _Ended(NamedTuple):
@@ -38,12 +38,14 @@ class Cost(NamedTuple):
     interval: (low, high), its 95 % interval, or None. It is by the test samples alone, and compares the models sample
       by sample where both trainings hold what they classify wrongly.
     at_chance: why the model under the defense is at chance, '' where it is not or that is not known.
+    text: of the defense that was trained under, whatever its label; '' where that is not known.
   """
 
   points: float
   source: str
   interval: tuple[float, float] | None = None
   at_chance: str = ''
+  text: str = ''
 
 
 def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
@@ -84,13 +86,13 @@ def _cost(bare: _Ended, one: _Ended) -> Cost:
     f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test samples'
     f'{_early(one.config, last)}{_lost(one)}, undefended {100 * reached:.1f} %{_still(bare, one)}'
   )
-  lost = gained(bare.last, bare.wrong, last, one.wrong)
+  lost, text = gained(bare.last, bare.wrong, last, one.wrong), one.config.get('defense_text', '')
   if lost is None:
-    return Cost(points, source, None, one.at_chance)
+    return Cost(points, source, None, one.at_chance, text)
   low, high = (round(100 * bound, 2) for bound in (lost.low, lost.high))
   by = 'test samples that one of the two models alone classifies wrongly' if lost.pairs else 'number of test samples'
   chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
-  return Cost(points, source + chance, (low, high), one.at_chance)
+  return Cost(points, source + chance, (low, high), one.at_chance, text)
 
 
 def _lost(one: _Ended) -> str:
@@ -187,10 +189,11 @@ def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
 def _described(config: Mapping[str, Any]) -> str:
   local = '' if config['share'] == 'gradient' else f' after {config["local_epochs"]} local epochs'
   start = f' from the weights of {config["weights"]}' if config.get('weights') else ''
+  parted = f' ({config["partition"]})' if config.get('partition') else ''
+  seed = f', seed {config["seed"]}' if config.get('seed') is not None else ''
   return (
-    f'{config["rounds"]} rounds{start}, {config["per_round"]} of {config["clients"]} clients each '
-    f'({config["partition"]}), which share the {config["share"]}{local}{_served(config)}, all under the defense, '
-    f'seed {config["seed"]}'
+    f'{config["rounds"]} rounds{start}, {config["per_round"]} of {config["clients"]} clients each{parted}, which share '
+    f'the {config["share"]}{local}{_served(config)}, all under the defense{seed}'
   )
 
 

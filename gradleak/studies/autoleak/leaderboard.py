@@ -83,7 +83,7 @@ def entries(
       interval (low, high) as a third element where there is one; others are unknown.
 
   Raises:
-    UsageError: for anything else, and for costs of a defense that was not run.
+    UsageError: for anything else, and for costs of a defense that was not run, or of another one with its label.
   """
   errors.check_instance('found', found, AutoLeak, 'what gradleak.autoleak returns')
   labels, costs = found.config['defenses'], dict(costs or {})
@@ -106,7 +106,7 @@ def entries(
       'malicious': malicious[label]['counts'] if malicious else None,
       'flags': found.flags[label],
       'bound': found.bounds.get(label),
-      'cost': _cost(label, costs[label]) if label in costs else None,
+      'cost': _cost(label, costs[label], facts['text']) if label in costs else None,
       'rows_sha256': digest(rows),
       'example': honest[label]['example'],
       'settings': None if settings is None else {**settings, 'defenses': facts['text']},
@@ -117,7 +117,7 @@ def entries(
 
 def _common(found: AutoLeak) -> dict[str, Any]:
   """Returns what all entries of a run have in common."""
-  config, versions = found.config, next(iter(found.audits.values())).versions
+  config, versions = found.config, found.versions
   return {
     'format': FORMAT,
     'task': _task(config),
@@ -216,9 +216,9 @@ def _stages(found: AutoLeak, defense: str) -> list[dict[str, Any]]:
 
 
 def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
-  """Returns an entry with another cost; the arguments are those of `entries`, for its defense."""
+  """Returns an entry with another cost; arguments and errors are those of `entries`, for its defense."""
   given = checked(errors.check_json('entry', entry), 'the entry')
-  return checked({**given, 'cost': _cost(given['defense'], cost)}, f'the entry of {given["defense"]}')
+  return checked({**given, 'cost': _cost(given['defense'], cost, given['text'])}, f'the entry of {given["defense"]}')
 
 
 def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any] | None:
@@ -242,9 +242,14 @@ def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any
   return checked({**given, 'likelihood': told}, f'the entry of {given["defense"]}')
 
 
-def _cost(label: str, given: Any) -> dict[str, Any]:
+def _cost(label: str, given: Any, text: str) -> dict[str, Any]:
   at_chance = ''
   if isinstance(given, Cost):
+    if given.text not in ('', text):
+      raise errors.UsageError(
+        f'the cost of {label} is that of a training under {given.text}, and the entry is of {text}: costs are of one '
+        'defense'
+      )
     at_chance, given = given.at_chance, given[: 3 if given.interval else 2]
   if not isinstance(given, tuple | list) or len(given) not in (2, 3):
     raise errors.UsageError(

@@ -17,7 +17,7 @@ import numpy as np
 from gradleak import data
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod, as_attack
-from gradleak.audit import versions
+from gradleak.audit import versions_of_parts
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled
 from gradleak.audit.plan import plan
@@ -196,7 +196,7 @@ def attack(
     warned += of_answers(found, chosen.modality, chosen.num_samples)
     if owned is not None and not protected.stages:
       warned += of_truth(min((one.at_truth for one in found), default=np.nan))
-    told = warned, config, versions(), list(dict.fromkeys(citations))
+    told = warned, config, versions_of_parts(store), list(dict.fromkeys(citations))
     outcome = Captured(found, *told, rows, controls, owned and owned[0])
     if store is not None:
       _write(store, outcome)

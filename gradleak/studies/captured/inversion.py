@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,13 +15,13 @@ from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, View
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.matching.distances import cosine, weighed
-from gradleak.audit import granted, lanes
+from gradleak.audit import TIMES, granted, lanes, versions
 from gradleak.audit.group import Group
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views, noise_like, stack
 from gradleak.core import errors
-from gradleak.core.storage import Workdir
+from gradleak.core.storage import Workdir, append_time
 from gradleak.core.trees import Tree
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
@@ -172,10 +173,12 @@ def inverted(
     held = [store.load_part(one) for one in names] if store is not None else []
     parts: list[Part] = [part for part in held if part is not None]
     if len(parts) < len(names):
+      started = time.monotonic()
       parts = _attacked(group, update, name, variants, store, show, judges)
       if store is not None:
         for one, part in zip(names, parts, strict=True):
           store.save_part(one, *part)
+        append_time(store.path / TIMES, part=name, seconds=time.monotonic() - started, **versions())
     yield _inversions(parts[0]), truth.judged(parts[1], undefended) if judges else ([], [])
 
 

@@ -20,7 +20,7 @@ from gradleak.audit.labelled import named_defenses, text
 from gradleak.core import errors, settings, trees
 from gradleak.core.locks import alone
 from gradleak.core.settings import setting
-from gradleak.core.storage import Workdir, folder_name
+from gradleak.core.storage import Workdir, digest
 from gradleak.defenses import Context, Defense, bind, differential_privacy, guarantees
 from gradleak.defenses.defense import norm_bound
 from gradleak.defenses.differential_privacy import ACCOUNTANTS, Epsilon
@@ -220,12 +220,13 @@ def audit_epsilon(
     store = None if workdir is None else Workdir(workdir, config, {}, grows={'defenses': 'defense_texts'})
     try:
       for number, (label, defense) in enumerate(named):
-        part = None if store is None else store.load_part(folder_name(number, label))
+        name = digest({'defense': config['defense_texts'][label], 'label': label})[:8]
+        part = None if store is None else store.load_part(name)
         if part is None:
           note(show, f'{label}, {number + 1} of {len(named)}: {chosen.uploads:,} uploads of either data set')
           found = _rows(key, scenario, label, defense, claims.get(label), chosen)
           if store is not None:
-            store.save_part(folder_name(number, label), found, {})
+            store.save_part(name, found, {})
         rows += found if part is None else part[0]
     finally:
       end(show)

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.modalities import Modality, of_config
-from gradleak.studies.sensitivity.assumptions import TRAINING, Assumption, named, without
+from gradleak.studies.sensitivity.assumptions import LABORATORY, TRAINING, Assumption, named, without
 
 
 class Effect(NamedTuple):
@@ -52,8 +52,8 @@ class Judgement(NamedTuple):
     assumption: the `Assumption`.
     verdict: 'protects': restored to the laboratory, it raises the leak of production. 'others hold': dropped from the
       laboratory it lowers the leak, but production leaks no more with it restored. 'does not protect': neither, and
-      the intervals exclude a large effect. 'not shown': skipped, the intervals decide nothing, or the training
-      did not train.
+      the intervals exclude a large effect. 'not shown': skipped, the attack recovers nothing before it is dropped,
+      the intervals decide nothing, or the training did not train.
     alone: the `Effect` of dropping it alone from the laboratory (with what it needs); None where it was skipped.
     restored: the `Effect` of restoring it alone in production (with what needs it); None where it was skipped.
   """
@@ -116,6 +116,7 @@ def judged(found: Sensitivity) -> list[Judgement]:
   """Returns a `Judgement` per assumption, computed from the rows."""
   used = [one for one in found.assumptions if not one.skipped]
   names = [one.name for one in used]
+  fails = not any(row['recovered'] for row in found.of(LABORATORY))
   result = []
   for one in found.assumptions:
     if one.skipped:
@@ -124,7 +125,7 @@ def judged(found: Sensitivity) -> list[Judgement]:
     alone = effect(found, named(one.needs, names), named((*one.needs, one.name), names))
     restored = effect(found, named(without(one, used), names), named(names, names))
     verdict = _verdict(alone, restored)
-    if one.name == TRAINING and verdict == 'does not protect' and not trains(found):
+    if fails or (one.name == TRAINING and verdict == 'does not protect' and not trains(found)):
       verdict = 'not shown'
     result.append(Judgement(one, verdict, alone, restored))
   return result
@@ -145,7 +146,7 @@ def _verdict(alone: Effect, restored: Effect) -> str:
     return 'protects'
   if alone.shown:
     return 'others hold'
-  return 'does not protect' if restored.excluded and alone.excluded else 'not shown'
+  return 'does not protect' if restored.excluded and alone.excluded and alone.recovered[0] else 'not shown'
 
 
 def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
