@@ -360,6 +360,7 @@ def test_judge(changes, control, success, solved, verdict):
   assert found['control_psnr'] is CONTROL._replace(**control).score
 
 
+@pytest.mark.slow
 def test_blank_images_are_recovered_and_counted():
   """Of four slices that hold one value each, and four images: the attack finds all, and all of them are exact."""
   digits = gl.data.load('digits', limit=60)
@@ -427,6 +428,7 @@ def test_faces_are_found_among_faces_however_many_are_attacked():
   assert len(thresholds) == 1 and thresholds.pop() == pytest.approx(0.566, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_each_image_is_found_among_those_of_its_kind():
   faces = gl.data.load('faces')
   both = np.r_[:2, 60:62]

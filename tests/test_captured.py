@@ -276,6 +276,7 @@ def _defended(case, defense):
   return bind(defense, Context(case.client, case.variables, SHAPE)).client(case.client)
 
 
+@pytest.mark.slow
 def test_an_attacker_who_knows_the_defense_and_its_own_controls(affine):
   defense = gl.defenses.prune(rate=0.5)
   update = affine.update(client=_defended(affine, defense))
@@ -371,6 +372,7 @@ def test_a_work_directory_holds_what_was_found(affine, stored):
     affine.attack(affine.update(), workdir=folder, steps=6)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(affine, stored, tmp_path):
   def stop(title, progress, objective):
     if progress.step == 3:
@@ -671,6 +673,7 @@ def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
     dense.attack(dense.update(), **options)
 
 
+@pytest.mark.slow
 def test_among_few_others_the_control_decides_what_is_recognised():
   """An image of noise was called recognisable: the rank is certain, and the thumbnail shows nothing."""
   shape, number = (12, 12, 1), np.random.default_rng(0)
@@ -729,6 +732,7 @@ def adam(small_images):
   return Case(gl.models.mlp(10, widths=16), *small_images, share='delta', optimizer='adam', learning_rate=1e-3)
 
 
+@pytest.mark.slow
 def test_one_step_of_adam_is_attacked_by_its_signs(adam, dense):
   update = adam.update()
   of_signs = captured.of_signs
@@ -758,6 +762,7 @@ def test_several_steps_of_adam_are_not_attacked_by_signs(adam, dense, small_imag
   assert searches == ['ladder(match=sign)', 'ladder']
 
 
+@pytest.mark.slow
 def test_an_objective_that_does_not_move_is_inconclusive(adam):
   """Adam's first step is a sign, whose derivative is nearly zero: the search stays where it started."""
   start = gl.attacks.csdlg(steps=5, start='constant', learning_rate=1e-9)

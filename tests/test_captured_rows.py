@@ -119,6 +119,7 @@ def test_a_text_without_a_truth_is_read_in_words(notes):
   assert report.captured_grid(found)[:4] == b'\x89PNG'
 
 
+@pytest.mark.slow
 def test_texts_beside_those_of_an_auditor_and_nothing_found(notes):
   found = notes.attack(notes.of(1), attacks=[gl.attacks.span()], truth=notes.truth(1))
   assert [row['verdict'] for row in found.rows] == ['exact']
@@ -273,6 +274,7 @@ def test_pixels_beyond_their_range_are_told():
   assert not any('fit their description' in one for one in warned(data.samples))
 
 
+@pytest.mark.slow
 def test_a_truth_that_does_not_explain_the_update_is_told(rows, notes):
   def warned(case, update, truth, **options):
     attack = gl.attacks.span() if case is notes else gl.attacks.peeling()
@@ -333,6 +335,7 @@ def test_an_ordinal_number_between_levels_is_no_row():
     kind.check(wrong)
 
 
+@pytest.mark.slow
 def test_texts_that_a_batch_holds_twice_are_found_twice(notes):
   for place in range(3):
     twice = np.stack([notes.private.samples[place]] * 2)
@@ -342,6 +345,7 @@ def test_texts_that_a_batch_holds_twice_are_found_twice(notes):
     assert found.inversions[0].mismatch < 1e-9
 
 
+@pytest.mark.slow
 def test_texts_that_are_longer_than_said_are_told(notes):
   found = notes.attack(notes.of(1), attacks=[gl.attacks.span()], sample_shape=(6,), controls=1)
   told = [one for one in found.warnings if 'moves the embedding of position 9' in one]

@@ -191,6 +191,7 @@ def test_alarms_on_correct_scores(gaussian):
   assert np.mean(np.asarray(found) < 0.05 * stated) < 0.08  # no tail of few uploads is chosen for its luck
 
 
+@pytest.mark.slow
 def test_alarms_in_one_run():
   stated, alarms = bounds.gaussian_epsilon(2.0, 1e-3), 0
   for seed in range(200):
@@ -201,6 +202,7 @@ def test_alarms_in_one_run():
   assert alarms <= ALARMS
 
 
+@pytest.mark.slow
 def test_alarms_of_a_correct_defense(scenario):
   """The uploads of 200 small audits of DP-SGD, made together; noise that is 30 % too small is found by half of them."""
   mu, alarms = 2 / 1.2, {}
@@ -249,6 +251,7 @@ def test_correct_mechanisms_at_length(scenario, e, relation):
   assert all(row['measured'] > 0.1 * row['stated'] for (_, method), row in rows.items() if method == ANY)
 
 
+@pytest.mark.slow
 def test_replacement_by_zeros_and_rounds(scenario):
   given = {name: make(norm=0.5, noise=2.0) for name, make in FACTORIES.items()}
   rows = audited(scenario, given, relation='replace by zeros', rounds=2, samples=2, canaries=0, confidence=SURE)
@@ -270,6 +273,7 @@ def test_local_epochs_release_an_example_once_each():
   assert rows['dpsgd', GAUSSIAN]['measured'] / rows['dpsgd', GAUSSIAN]['stated'] > 0.6
 
 
+@pytest.mark.slow
 def test_own_samples_show_something(scenario):
   given = {name: make(norm=0.5, noise=1.0) for name, make in FACTORIES.items()}
   own = audited(scenario, given, neighbours='own', samples=2, uploads=2000, confidence=SURE)
@@ -430,6 +434,7 @@ def shuffled(sampling, steps=4, noise=0.4):
   return release, statistic
 
 
+@pytest.mark.slow
 def test_shuffling_that_is_accounted_as_poisson_sampling():
   """An example that is in one batch of four for certain is told from none more often than one that may be in none."""
   stated = differential_privacy.epsilon(

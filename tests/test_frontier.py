@@ -113,6 +113,7 @@ def test_the_page_and_a_second_call(found, call):
   assert [one.rows for one in again.trained.values()] == [one.rows for one in found.trained.values()]
 
 
+@pytest.mark.slow
 def test_accuracy_is_measured_at_even_distances_and_at_the_end(call, monkeypatch, tmp_path):
   monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
   monkeypatch.setattr(frontier, 'MEASUREMENTS', 2)

@@ -119,6 +119,7 @@ def test_noise_does_not_choose_the_entries_of_its_trial(scenario, defense):
     assert found[0].nonzero()[0].tolist() == ([1, 2, 3] if counts[0] == 3 else [1, 4, 6])
 
 
+@pytest.mark.slow
 def test_of_labels_that_nobody_knows_each_is_tried(digits, scenario):
   private, public, _ = digits
   unlabelled = gl.data.gallery('digits', 'test', most=60).samples
@@ -181,6 +182,7 @@ def test_a_bound_of_the_noisy_stage_is_simulated(scenario):
     assert given.bound.defense.stages[0].traits.place == defense.stages[0].traits.place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('defense', [None, D.gaussian(stddev=1e-3)])
 def test_a_client_that_draws_is_simulated_several_times(digits, scenario, defense):
   """With one flip of each candidate half of the originals were found, and the posterior of each was 0 or 1."""
@@ -243,6 +245,7 @@ def test_a_jpeg_is_near_its_image(shape):
     images_of.jpeg(np.zeros((1, 4, 4, 2), np.float32))
 
 
+@pytest.mark.slow
 def test_a_version_of_ones_own_defense_is_another_part(scenario, tmp_path):
   def own(version, factor):
     return {'own': D.wrap(optax.scale(factor), 'upload', label='own', version=version)}
@@ -447,6 +450,7 @@ def test_what_cannot_be_run_is_refused(scenario, arguments, message):
     identify(scenario, [None], **arguments)
 
 
+@pytest.mark.slow
 def test_texts_that_predict_their_own_tokens_are_found_without_labels():
   """Each candidate is its own target: the gallery has no labels, and nothing is tried in their place."""
   scenario = texts.scenario(number=40)

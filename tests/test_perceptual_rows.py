@@ -69,6 +69,7 @@ def test_rows_and_page_hold_lpips_where_its_weights_are_given(scenario, files):
   assert report.summarise(with_it.rows)[0]['lpips'] == pytest.approx(np.mean([row['lpips'] for row in with_it.rows]))
 
 
+@pytest.mark.slow
 def test_a_work_directory_belongs_to_weights_not_to_paths(scenario, files, tmp_path):
   audit(scenario, workdir=tmp_path / 'run', **settings(files))
   moved = tmp_path / 'moved.npz'

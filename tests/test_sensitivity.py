@@ -240,6 +240,7 @@ def test_what_is_no_scenario_is_refused(call, production):
       call[0](scenario=scenario)
 
 
+@pytest.mark.slow
 def test_the_training_is_by_the_loss_of_the_client(call, tmp_path):
   digits = gl.data.load('digits', 'train', limit=30)
   values = (digits.targets / 9).astype(np.float32)

@@ -306,6 +306,7 @@ def nothing(client):
   return gl.attacks.closed_form(lambda observation: (jnp.zeros(observation.batch_shape), None))
 
 
+@pytest.mark.slow
 def test_what_is_added_later_changes_answers_as_if_it_had_been_there(scenario, tmp_path):
   few = {'none': None, 'some': DEFENSES['some']}
   audit(scenario, few, {'blind': nothing}, decide=0.5, workdir=tmp_path / 'work')

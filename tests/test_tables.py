@@ -377,11 +377,12 @@ def test_closed_forms_read_batches_exactly(scenario, peeled):
   assert spear.config['modality'] == 'table' and spear.truth.shape == (2, 4, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('attack', 'low', 'high'),
   [
     (gl.attacks.tableak(steps=150, seeds=4), 0.9, 1),
-    pytest.param(gl.attacks.csdlg_fast(tv=0.0, steps=150, start='normal'), 0.5, 0.8, marks=pytest.mark.slow),
+    (gl.attacks.csdlg_fast(tv=0.0, steps=150, start='normal'), 0.5, 0.8),
   ],
   ids=str,
 )
@@ -451,6 +452,7 @@ def test_rows_that_have_next_to_no_part_in_a_gradient_are_not_certified(seed, ro
   assert not lost
 
 
+@pytest.mark.slow
 def test_the_attack_on_regression_returns_certified_rows_alone():
   x, gradients, layer, targets = regression(2, 3, 4, 3.0)
   data = gl.data.table(np.concatenate([x, -x]), np.arange(6) % 4, split='train')
@@ -619,6 +621,7 @@ def test_a_frontier_trains_on_rows(mixed, tmp_path):
   assert (tmp_path / 'frontier.png').exists() and (tmp_path / 'leakage.png').exists()
 
 
+@pytest.mark.slow
 def test_a_row_that_others_have_re_identifies_nobody(tmp_path):
   """Half of the private rows occur twice in the list: their content is found, and not whose it is."""
   rng = np.random.default_rng(0)
@@ -650,6 +653,7 @@ def test_a_row_that_others_have_re_identifies_nobody(tmp_path):
   assert not label.shared.any()  # those have other labels
 
 
+@pytest.mark.slow
 def test_the_program_sweeps_rows_with_their_own_defaults(tmp_path, compilation_cache):
   flags = ('--dataset=breast_cancer', '--trials=2', '--controls=2', '--public=0', '--knowledge=non-adaptive')
   noise = '--defenses=none;gaussian(stddev=0.001|1)'

@@ -423,6 +423,7 @@ def audit(scenario, defense, *chosen, **settings):
   return gl.audit(KEY, scenario, [defense], list(chosen), 4, controls=2, group_size=4, progress='none', **settings)
 
 
+@pytest.mark.slow
 def test_an_attack_is_not_run_again_with_a_adaptive_attack_that_it_cannot_use(linear):
   """Nor is the adaptive attack described where no attack was run with it."""
   blind, reading = attacks.wrap(divide, 'blind', reads=()), attacks.wrap(divide, 'reading', reads=('weights',))

@@ -100,6 +100,7 @@ def test_roughness_counts_colours_twice_and_differences_of_second_order_by_half(
   np.testing.assert_allclose(terms.roughness(flat), 0.75)
 
 
+@pytest.mark.slow
 def test_it_finds_what_hard_derivatives_miss(seen):
   client, observation, image = seen
 

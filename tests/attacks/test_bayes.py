@@ -64,6 +64,7 @@ def test_other_attacks_have_no_such_term():
     terms.addends(dict(terms.summed({'gaussian': 1.0})), jnp.zeros((1, 4, 4, 1)), terms.Given(None, seen), 1.0)
 
 
+@pytest.mark.slow
 def test_control_runs_bear_the_noise_that_the_prior_is_weighed_by():
   private, public = gl.data.load('digits', 'test', limit=6), gl.data.load('digits', 'train', limit=200)
   scenario = gl.scenario(

@@ -76,6 +76,7 @@ def test_labels_beside_a_generator_keep_their_pace(client, observe, small_images
   assert int(found.labels[0]) == int(jnp.argmax(best['logits']))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('settings', 'local', 'shape'),
   [

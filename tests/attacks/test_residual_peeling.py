@@ -296,6 +296,7 @@ def test_a_shortcut_without_parameters_sees_more_than_the_convolution(digits, mo
   assert correlation(*shown) > 0.999 and np.mean(least == 0) > 0.5
 
 
+@pytest.mark.slow
 def test_constants_that_a_shortcut_shows_are_not_left_to_the_closed_form(digits, monkeypatch):
   """The eigenvalue is exact where the convolution does not see them, and the map behind tells them."""
   client, seen = observed(digits, Small(2))

@@ -191,6 +191,7 @@ def test_what_it_cannot_read_is_refused_before_it_runs(spec, settings, message):
     jax.eval_shape(attack.init, jax.random.key(0), observation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('frozen', ['', 'wte-wpe'])
 def test_the_last_token_under_a_loss_of_next_tokens(frozen):
   """Three notes; all but the last tokens are in the span, and these are what is left of the gradient."""

@@ -21,6 +21,7 @@ def observed(spec, ids, labels, change=None):
   return seen(spec, ids, labels, change=change, variables=stirred(model_of(spec)[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('change', [None, rounded])
 def test_more_tokens_than_columns_are_read_exactly(change):
   """Adapters of rank 4 on two layers have 8 columns, and the batch 20 tokens."""
@@ -53,6 +54,7 @@ def test_noise_that_is_not_known_leaves_no_sequence_that_is_wrong():
     assert set(found) <= {*expected(ids), (PAD,) * 10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('first', [True, False])
 def test_adapters_on_all_matrices_are_read_too(first):
   """Those of the table have a row for each token, but in the first round."""

@@ -57,6 +57,7 @@ def test_the_term_is_that_of_the_mean_gradient_of_the_subset(size):
   np.testing.assert_allclose(value, 0.75 * whole + 0.25 * term, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_its_expectation_is_that_of_the_docstring():
   """Over all subsets, which are drawn equally often."""
   client, seen = seen_by()

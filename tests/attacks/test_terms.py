@@ -132,6 +132,7 @@ def test_only_the_largest_entries_are_compared(dense):
   assert float(some(changed, IMAGES, seen.targets)) < 1e-5 and float(whole(changed, IMAGES, seen.targets)) > 1e-3
 
 
+@pytest.mark.slow
 def test_sharpness_adds_the_derivative_of_the_gradients_norm(dense):
   client, seen = dense
   attack = attacks.csdlg(steps=2, tv=0.0, sharpness=0.3, gradient='plain')(client)

@@ -49,6 +49,7 @@ def test_tag_reads_a_note(scenario):
   assert (np.asarray(found.samples) == np.asarray(samples)).mean() >= 0.8
 
 
+@pytest.mark.slow
 def test_noise_in_place_of_an_upload_shows_nothing(scenario):
   observation, samples = observed(scenario)
   noise = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), observation.update)

@@ -194,6 +194,7 @@ def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenar
   assert attacked == {('none', 0), ('none', 1), *((str(strong), trial) for trial in range(3))}
 
 
+@pytest.mark.slow
 def test_a_list_without_labels_is_ranked_by_every_label(scenario):
   run_of = MODULE._Run(jax.random.key(1), scenario, {'none': None}, 2, 1, True, None, 'none', gl.Execution())
   run_of.rank(ensemble.Ranking('likelihood'))
@@ -516,6 +517,7 @@ def test_entries_of_rows_and_of_texts_make_a_leaderboard(made, seen, monkeypatch
   assert f'2 of 2 {kind.noun[1]} can be recovered' in page and seen in page
 
 
+@pytest.mark.slow
 def test_a_malicious_server_reads_texts_and_shows_nothing_on_noise():
   stage = next(one for one in ensemble.ENSEMBLES['text'] if not getattr(one, 'honest', True))
   data = texts.notes(8)

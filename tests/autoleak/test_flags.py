@@ -103,6 +103,7 @@ def stopped(digits):
   return gl.scenario(model, digits.samples, digits.targets, key=jax.random.key(0), dataset='digits')
 
 
+@pytest.mark.slow
 def test_an_objective_without_gradient_is_flagged(digits):
   attack = gl.attacks.csdlg_fast(steps=5, tv=0.0, start='uniform')
   settings = {'labels': 'known', 'controls': 4, 'knowledge': 'non-adaptive', 'progress': 'none'}

@@ -328,6 +328,7 @@ def places(value, path=()):
   return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
 
 
+@pytest.mark.slow
 def test_a_file_that_someone_else_wrote_is_refused_or_shown(made, tmp_path):
   """Each value in turn is replaced by what it cannot be, or by what is strange."""
   draw, whole = random.Random(0), json.dumps(made[PRUNE])

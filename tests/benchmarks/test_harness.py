@@ -129,6 +129,7 @@ def test_figures_are_per_step_and_trial(monkeypatch):
   assert figures['ms'] == pytest.approx(5) and figures['compile'] == pytest.approx(5) and once(figures)['planned'] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('fast_compilation')
 def test_the_loop_is_set_against_ours(monkeypatch, tmp_path):
   """Without PyTorch: a loop that takes 6 ms for each step of a trial, and returns its start."""

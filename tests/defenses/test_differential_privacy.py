@@ -97,6 +97,7 @@ def test_padding_counts_for_nothing(dense):
   assert_gaussian(noisy - quiet, 2.0 * 0.5 / 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('factory', [dp.clip_samples, lambda client, **norm: dp.dpsgd(client, **norm, noise=0.0)])
 def test_a_bound_that_nothing_reaches_changes_no_gradient(small_images, factory):
   """A sum was divided by the number of samples, and weights of classes were lost."""
@@ -230,6 +231,7 @@ def test_an_attacker_can_differentiate_with_respect_to_the_samples(dense):
   assert (np.abs(slopes).max(axis=(2, 3, 4)) > 0).tolist() == [[True, False, True, False]] * 3
 
 
+@pytest.mark.slow
 def test_batch_norm_in_train_mode_is_refused():
   client = Client(models.create('convnet(width=2)', 10), 10)
   variables = jax.jit(client.model.init, static_argnums=1)(jax.random.key(0), (12, 12, 1))

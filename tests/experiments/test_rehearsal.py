@@ -110,6 +110,7 @@ def run():
   return Run('digits', 'mlp', 'csdlg_fast(steps=7)', defenses, trials=5, settings=settings)
 
 
+@pytest.mark.slow
 def test_an_audit_is_counted_for_all_trials_from_one(run):
   """The count from one trial and one control run is that of all of them, run in groups of one."""
   with rehearsed(ledger := Ledger()):

@@ -47,6 +47,7 @@ def test_a_client_has_an_image(linear):
     moved(linear, clients=9)
 
 
+@pytest.mark.slow
 def test_fragmentation_at_a_first_participation_is_said_to_be_random(linear):
   """Rows, methods, page and terminal say so; with an earlier model, layers are chosen, and nothing is said."""
   current, previous = earlier(

@@ -252,6 +252,7 @@ def test_one_column_is_right_where_the_network_has_one_output(small_images):
     jax.tree.map(np.testing.assert_array_equal, column, flat)
 
 
+@pytest.mark.slow
 def test_one_logit_is_one_flag(small_images):
   model, variables = linear(1)
   images = small_images[0][:N, ::2, ::2]
@@ -267,6 +268,7 @@ def test_one_logit_is_one_flag(small_images):
   assert all(row['objective_at_truth'] < 1e-6 < row['objective'] for row in result.rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('loss', 'given', 'labels'),
   [('binary_cross_entropy', FLAGS, 'optimised'), ('mean_squared_error', VALUES, 'known')],
@@ -286,7 +288,8 @@ def test_an_audit_of_other_targets(loss, given, labels, small_images):
     assert matched['objective_at_truth'] < 1e-6
 
 
-@pytest.mark.parametrize('given', [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize('given', [True, False])
 def test_a_captured_update_of_flags(given, small_images):
   """Flags are given, or optimised by default; the auditor's truth is judged with them."""
   model = gl.models.create('mlp(widths=8)', 3)

@@ -115,6 +115,7 @@ def test_a_training_that_is_not_compiled_is_the_same(model, variables, change):
   assert comparison._apart(*made) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_dropped_last_batch_is_named(check):
   """Of four samples in batches of three, one is left out."""
   believed = dataclasses.replace(BELIEVED, local_epochs=1, local_batch_size=3)

@@ -59,6 +59,7 @@ def same(one, other, *names):
     assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_shares_of_an_audit_give_the_rows_of_one_process(tmp_path):
   flags = (*SMOKE, '--model=mlp(widths=8)', '--defenses=none;prune(rate=0.5)', '--rounds_before=0', '--progress=bar')
   whole = programs.start('audit', *flags, '--progress=none', f'--workdir={tmp_path}/whole')
@@ -137,6 +138,7 @@ def test_trainings_are_shared_and_then_their_audit(tmp_path):
   same(tmp_path / 'whole', tmp_path / 'shared', 'trainings.json', 'audit/rows.jsonl', *names)
 
 
+@pytest.mark.slow
 def test_a_share_of_trainings_leaves_the_others(tmp_path):
   flags = (
     '--dataset=digits', '--limit=60', '--public=4', '--clients=4', '--per_round=2', '--rounds=1', '--model=mlp',

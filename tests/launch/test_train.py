@@ -21,6 +21,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_trains_from_the_weights_of_a_file(tmp_path):
   variables = gl.models.mlp(10).init(jax.random.key(7), (8, 8, 1))
   entries = {'.'.join(trees.path_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(variables['params'])}

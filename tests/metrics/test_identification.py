@@ -144,6 +144,7 @@ def test_a_gallery_of_another_shape_is_refused(digits):
     metrics.gallery(digits[:, :4], digits[:3])
 
 
+@pytest.mark.slow
 def test_large_images_are_compared_reduced():
   rng = np.random.default_rng(0)
   images = rng.uniform(size=(5, 130, 70, 1)).astype(np.float32)

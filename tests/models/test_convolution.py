@@ -111,6 +111,7 @@ class Net(nn.Module):
     return nn.Conv(4, (3, 3))(jnp.tanh(nn.Conv(16, (3, 3))(x))).reshape(len(x), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 @pytest.mark.parametrize(
   'make', [lambda: gl.models.lenet(10), lambda: gl.models.convnet(10, width=16), lambda: gl.models.from_flax(Net())]

@@ -270,6 +270,7 @@ def test_a_training_refuses_padding_that_would_count(given, sizes, words):
   assert_close(after.variables['params'], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('function', [centred, attention, by_number, alone])
 def test_samples_that_a_network_mixes_are_not_clipped_one_by_one(function):
   """Of a batch of one, each network knows the gradient."""

@@ -77,6 +77,7 @@ def upload(model, images, labels, batch_norm, key=None):
   return made.update, statistics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('batch_norm', ['train', 'eval'])
 @pytest.mark.parametrize('network', [Training, IsTraining, Deterministic, RunningAverage, Flag, OppositeFlag])
 def test_the_mode_arrives_by_any_of_the_names(network, batch_norm, small_images):

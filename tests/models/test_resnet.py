@@ -95,6 +95,7 @@ def torchvision(layers, width=64, channels=3, classes=1000, blocks=None):
   return {**found, 'fc.weight': (classes, inputs), 'fc.bias': (classes,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('layers', 'entries', 'published'),
   [
@@ -352,7 +353,8 @@ def test_the_slope_of_gradient_matching_through_two_blocks():
   check_second_order(small(blocks=(1,)), (6, 6, 1))
 
 
-@pytest.mark.parametrize('norm', ['batch', pytest.param('group', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('norm', ['batch', 'group'])
 def test_the_slope_of_gradient_matching_through_bottlenecks_and_the_pooling_of_the_stem(norm):
   module = resnet.ResNet(5, 'default', 'patches', 2, norm, (1,), True, True, 'imagenet')
   check_second_order(from_flax(module, 'small'), (8, 8, 1))

@@ -52,6 +52,7 @@ def test_published_sizes(spec, outputs, published):
   assert count(shapes(spec, (32,), outputs)) == published
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('spec', 'outputs'), ALL)
 def test_ids_probabilities_and_embeddings_are_the_same_samples(spec, outputs):
   model, variables, _ = made(spec, outputs)

@@ -44,6 +44,7 @@ def test_images_are_in_the_box_and_each_by_itself(learned):
   assert trained.load(path).make is prior.make  # compiled once
 
 
+@pytest.mark.slow
 def test_the_penalty_is_of_the_slope_between_real_and_generated_images(learned, images):
   """Of a critic that is linear in the pixels, the slope is its weight at every place."""
   made, state, _ = learned
@@ -109,6 +110,7 @@ def test_a_denoisers_file(images, tmp_path):
     trained.load(path, 'score')
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_goes_on_to_the_same_bits(learned, images, tmp_path):
   made, state, _ = learned
 

@@ -56,6 +56,7 @@ def read(given, observation):
   return np.asarray(made.reconstruct(made.init(jax.random.key(0), observation), observation).samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('public', [True, False])
 def test_an_encoder_gives_its_texts_away_exactly(public):
   """More tokens than features, in one upload."""
@@ -88,6 +89,7 @@ def test_texts_that_the_bins_do_not_explain_are_left_out():
   assert right[0][:8] not in module._sure(bins, held, [right[0][:8], *right[1:]], True)
 
 
+@pytest.mark.slow
 def test_noise_hides_them_and_shows_no_text():
   given = sent(scenario('bert', 'mean', 'cross_entropy'))
 

@@ -514,6 +514,7 @@ def test_one_of_128_on_a_residual_network(weights, published_resnet20):
   assert best[1] and best[2] == 3 and best[3] < 20
 
 
+@pytest.mark.slow
 def test_large_logits_hide_no_sample_of_the_class():
   """Of a network whose weights are drawn wide, the target's logit is far beyond the published bias of 1,000."""
   model = models.create('convnet(width=2)', 10, init='explicit')
