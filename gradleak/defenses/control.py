@@ -10,7 +10,7 @@ from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
 
 
-@defense(place='upload', random=True, post_processing=True)
+@defense(place='upload', random=True, post_processing=True, replaces=True)
 def null_gradient() -> optax.GradientTransformationExtraArgs:
   r"""Replaces every tensor by Gaussian noise of the same norm; of norm 1, where the whole update is zero.
 
@@ -29,7 +29,8 @@ def null_gradient() -> optax.GradientTransformationExtraArgs:
 
     def noise(update: jax.Array, draw: jax.Array) -> jax.Array:
       norm = jnp.where(empty, 1.0, trees.norm(update))
-      return draw * (norm / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)).astype(draw.dtype)
+      scale = norm / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)
+      return (draw * scale.astype(draw.dtype)).astype(update.dtype)
 
     return jax.tree.map(noise, updates, trees.draws(jax.random.normal, key, updates))
 

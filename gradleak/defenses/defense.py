@@ -133,6 +133,8 @@ class Traits:
     gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
       attacker who simulates it many times does so less often where they are many.
     idle: settings -> whether it is the identity.
+    replaces: whether it computes anew what it returns, so that what earlier stages of its place did is lost: it is the
+      first of them.
     moves: whether it moves samples, or looks at derivatives with respect to them, and so takes none that are whole
       numbers. What acts on samples does.
   """
@@ -158,6 +160,7 @@ class Traits:
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
   gradients: Callable[[Context, Settings], int] = lambda context, settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
+  replaces: bool = False
   moves: bool = False
 
   def __post_init__(self) -> None:
@@ -443,6 +446,9 @@ class Bound:
 def remarks(defense: Defense, context: Context) -> str:
   """Returns what results say of a defense in a context, joined by '; '; '' for nothing."""
   found = [stage.traits.remark(context, stage.settings) for stage in defense.stages]
+  if any(stage.traits.mechanism for stage in defense.stages):
+    narrow = any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(context.variables['params']))
+    found.append('an ε is of real numbers, and what is sent has half precision' if narrow else '')
   return '; '.join(dict.fromkeys(filter(None, found)))
 
 
@@ -454,10 +460,11 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     context: the `Context`.
 
   Raises:
-    UsageError: for anything but a `Defense`, more than one on the samples, or a context without what it needs, such as
-      public data or a model that offers `features`.
+    UsageError: for anything but a `Defense`, more than one on the samples, a stage that another one undoes, or a
+      context without what it needs, such as public data or a model that offers `features`.
   """
   defense = as_defense(defense)
+  check_order(defense)
   errors.check_instance('context', context, Context, 'a gradleak.defenses.Context')
   if len(defense.at('data')) > 1:
     raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
@@ -498,6 +505,18 @@ def as_defense(entry: Any) -> Defense:
       f'the defense {entry.__name__} is not made yet: call it with its settings, {entry.__name__}(…)'
     )
   raise errors.UsageError(f'the defense is {errors.shown(entry)}, expected one of gradleak.defenses, or None for none')
+
+
+def check_order(defense: Defense) -> None:
+  """Raises `UsageError` where a stage computes anew what earlier stages of its place have changed."""
+  for place in PLACES:
+    acting = [stage for stage in defense.at(place) if not is_idle(stage)]
+    for stage in acting[1:]:
+      if stage.traits.replaces:
+        raise errors.UsageError(
+          f'the defense {stage.name} computes anew what {acting[0].name} has changed, which has no effect: put '
+          f'{stage.name} first'
+        )
 
 
 def is_idle(stage: Stage) -> bool:

@@ -53,6 +53,8 @@ def percentile_privacy(
   """
 
   def share(updates: Tree) -> Tree:
+    if not jax.tree.leaves(updates):
+      return updates
     flat = jnp.concatenate([jnp.ravel(u).astype(jnp.float32) for u in jax.tree.leaves(updates)])
     # NumPy interpolates at (n − 1)·q: ⌈(n − 1)·q⌉ entries are below, in float32 with the correction of `largest`.
     product = jnp.asarray(percentile, jnp.float32) / 100 * (flat.size - 1)

@@ -101,6 +101,8 @@ def svt_privacy(
 
   def release(key: jax.Array, updates: Tree) -> Tree:
     leaves, treedef = jax.tree.flatten(updates)
+    if not leaves:
+      return updates
     flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in leaves])
     query, draw, value = jax.random.split(key, 3)
     limit = jnp.asarray(gamma, jnp.float32)

@@ -21,6 +21,7 @@ from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, 
 from gradleak.core.trees import Tree
 from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
+from gradleak.defenses.defense import Defense, check_order
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
@@ -80,6 +81,8 @@ class Federation:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
     check_partition(self.partition, len(self.samples))
     check_fields(self)
+    if isinstance(self.chain, Defense):
+      check_order(self.chain)
     errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.defended is not None and not isinstance(self.defended, tuple | list):
       raise errors.UsageError(f'defended is {errors.shown(self.defended)}, expected the numbers of clients')

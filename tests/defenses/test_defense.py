@@ -17,6 +17,8 @@ from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import facts
 from gradleak.core import errors
 from gradleak.core.settings import Count, Range
+from gradleak.defenses.defense import remarks
+from gradleak.federated import simulation
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -355,3 +357,37 @@ def test_outside_of_an_audit_what_it_is_made_for_is_asked_for(make, given):
   batch = jnp.ones((1, 8, 8, 1)), jnp.ones((1, 10))
   with pytest.raises(errors.UsageError, match=rf'{defense.stages[0].name}\({given}, …\)'):
     defense.update(UPDATES, defense.init(UPDATES), UPDATES, key=KEY, batch=batch)
+
+
+@pytest.mark.parametrize(
+  ('first', 'last'),
+  [
+    ('outpost', 'clip_samples(norm=1)'),
+    ('soteria(rate=0.5)', 'dpsgd(norm=1,noise=1)'),
+    ('graddefense_step(stddev=1)', 'concealment(steps=1)'),
+    ('clip(norm=1)', 'null_gradient'),
+  ],
+)
+def test_a_stage_that_another_one_undoes_is_refused(first, last, context):
+  with pytest.raises(errors.UsageError, match=r'computes anew what .* has changed, which has no effect: put .* first'):
+    defenses.bind(gl.parse(f'{first}+{last}'), context)
+
+
+def test_a_stage_that_replaces_its_input_follows_those_of_other_places_and_idle_ones(context):
+  for text in ('clip(norm=1)+clip_samples(norm=1)', 'graddefense_step(stddev=0)+dpsgd(norm=1,noise=1)'):
+    defenses.bind(gl.parse(text), context)
+  defenses.bind(gl.parse('gaussian(stddev=1)+clip(norm=1)'), context)
+
+
+def test_at_the_server_a_stage_that_another_one_undoes_is_refused(linear, small_images):
+  images, labels = small_images
+  chain = defenses.chain(defenses.compensation(stddev=0.1), defenses.server_dp(noise=0.0, clients=1))
+  with pytest.raises(errors.UsageError, match='server_dp computes anew what compensation has changed'):
+    simulation.Federation(linear.client, images, labels, [np.arange(len(labels))], 1, chain=chain)
+
+
+def test_results_say_that_an_epsilon_is_of_real_numbers(context):
+  half = dataclasses.replace(context, variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), context.variables))
+  dp = defenses.client_dp(norm=1.0, noise=1.0)
+  assert 'half precision' in remarks(dp, half) and not remarks(dp, context)
+  assert not remarks(defenses.prune(rate=0.5), half)
