@@ -1,14 +1,14 @@
 """What all defenses use: composition, keys, and the errors for missing arguments."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import optax
 
 from gradleak.core import errors
-from gradleak.core.trees import Tree
+from gradleak.core.trees import Tree, path_names
 
 
 def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -111,6 +111,23 @@ def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Arr
       'update(updates, state, params, batch=(samples, targets))'
     )
   return batch
+
+
+def shared_leaves(updates: Tree, unshared: Collection | None) -> tuple[list[jax.Array], Callable[[Sequence], Tree]]:
+  """Returns (the leaves of an update that are shared, other leaves in their place -> the whole update).
+
+  Args:
+    updates: the update.
+    unshared: the paths of the others, `Context.unshared`; None for none.
+  """
+  found, treedef = jax.tree.flatten_with_path(updates)
+  places = [i for i, (path, _) in enumerate(found) if path_names(path) not in (unshared or ())]
+
+  def whole(new: Sequence) -> Tree:
+    changed = dict(zip(places, new, strict=True))
+    return treedef.unflatten([changed.get(i, leaf) for i, (_, leaf) in enumerate(found)])
+
+  return [found[i][1] for i in places], whole
 
 
 def require_own_gradients(name: str, does: str, loss: Any) -> None:
