@@ -159,6 +159,7 @@ def test_rounds_that_were_lost_or_edited_are_refused(found, call):
     ({'rouds': 3}, "unknown setting of gradleak.frontier: 'rouds'; did you mean 'rounds'"),
     ({'rounds': 0}, 'rounds is 0'),
     ({'server': 'adagrad'}, "unknown server 'adagrad'"),
+    ({'server': 'adam', 'server_momentum': 0.9}, r'server_momentum is 0\.9, and the server takes adam'),
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
   ],
