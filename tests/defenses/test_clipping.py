@@ -105,6 +105,7 @@ def test_the_mean_at_the_server_counts_an_update_without_a_finite_norm_as_zeros(
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_half_precision_is_clipped_to_the_bound():
-  updates = {'w': jax.random.normal(jax.random.key(0), (100_000,)).astype(jnp.bfloat16)}
+@pytest.mark.parametrize('scale', np.linspace(0.1, 3, 7))
+def test_half_precision_is_clipped_to_the_bound(scale):
+  updates = {'w': (scale * jax.random.normal(jax.random.key(0), (100_000,))).astype(jnp.bfloat16)}
   assert np.linalg.norm(flat(jax.tree.map(jnp.float32, clip(updates, 1.0)))) == pytest.approx(1, rel=1e-3)
