@@ -52,8 +52,8 @@ class Federation:
     weighting: the weight of an upload: 'samples' (the number behind it) or 'equal'.
     server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` computes the
       mean, with equal weights and 0 for what was not sent.
-    drop_out: probability that a drawn client does not answer; such a one keeps no state of its upload chain, as if it
-      had not received the model: `fragmentation` compares with the one before its last answer.
+    drop_out: probability that a drawn client does not answer. The state of its upload chain stays that of its last
+      answer: `fragmentation` then compares with the model that it received for that.
     defended: the clients under `client`'s defenses, the others train without; None means all of them.
     bits: what a defended client sends of a tensor, floats [K, …] -> the bits of its code, [K]; None for those of its
       type. It is `Defense.bits`.
