@@ -44,15 +44,13 @@ def main(_):
   """Adds, checks or draws, as the flags say."""
   from gradleak.core import errors
 
-  given = [name for name in ('add', 'check', 'page') if getattr(_GIVEN, name)]
-  if not given and (_GIVEN.costs or _GIVEN.identified):
-    _price() if _GIVEN.costs else _identify()
-    return
-  if len(given) != 1:
+  does = {'add': _add, 'check': _check, 'page': _page, 'costs': _price, 'identified': _identify}
+  given = [name for name in does if getattr(_GIVEN, name)]
+  if len(given) != 1 and given != ['add', 'costs']:
     raise errors.UsageError(
       'give one of --add=WORKDIR, --costs=WORKDIR, --identified=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'
     )
-  {'add': _add, 'check': _check, 'page': _page}[given[0]]()
+  does[given[0]]()
 
 
 def _add():

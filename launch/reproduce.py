@@ -64,6 +64,7 @@ def main(argv: list[str]) -> None:
   from gradleak.core import errors
 
   errors.check_choice('scale', _GIVEN.scale, study.SCALES)
+  _check_flags()
   if not _GIVEN.results and (_GIVEN.all or _GIVEN.pages is not None):
     raise errors.UsageError('--all and --pages need a folder of stored results: --results=results/tables')
   if _GIVEN.list:
@@ -79,6 +80,20 @@ def main(argv: list[str]) -> None:
     _one(experiments.get(_GIVEN.experiment))
   else:
     raise errors.UsageError(f'--experiment=… is needed (valid: {", ".join(sorted(experiments.REGISTRY))}), or --all')
+
+
+def _check_flags():
+  """Raises `UsageError` for flags that would have no effect beside others."""
+  from gradleak.core import errors
+
+  of = [name for name in ('experiment', 'list', 'all', 'pages') if getattr(_GIVEN, name)]
+  if len(of) > 1:
+    raise errors.UsageError(f'give one of {" and ".join(f"--{name}" for name in of)}: each does something else')
+  if _GIVEN.rate is not None and not _GIVEN.dry_run:
+    raise errors.UsageError('--rate is for the hours of a dry run: give --dry_run, or leave it out')
+  for name in ('weights', 'lpips_weights', 'lpips_heads'):
+    if getattr(_GIVEN, name) is not None and of != ['experiment']:
+      raise errors.UsageError(f'--{name} is for one table, whose run is then not stored: give it by --experiment')
 
 
 def _one(experiment):

@@ -116,6 +116,11 @@ def _follow_protocol():
 
   if _GIVEN.protocol not in utility.PROTOCOLS:
     raise errors.unknown('protocol', _GIVEN.protocol, utility.PROTOCOLS)
+  if _GIVEN.share == 'gradient':
+    raise errors.UsageError(
+      f'the protocol {_GIVEN.protocol} is of local training, and a client that shares its gradient takes one step '
+      'without it: leave out --protocol or --share=gradient'
+    )
   for name, value in dataclasses.asdict(utility.PROTOCOLS[_GIVEN.protocol]).items():
     if not flags.FLAGS[name].present:
       flags.FLAGS[name].value = value

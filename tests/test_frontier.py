@@ -182,6 +182,7 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
     ({'rouds': 3}, "unknown setting of gradleak.frontier: 'rouds'; did you mean 'rounds'"),
     ({'rounds': 0}, 'rounds is 0'),
     ({'server': 'adagrad'}, "unknown server 'adagrad'"),
+    ({'server': 'adam', 'server_momentum': 0.9}, r'server_momentum is 0\.9, and the server takes adam'),
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
   ],

@@ -145,7 +145,9 @@ class Known:
   def clip(self) -> float:
     """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
     stages, together = self.stages, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
-    clips = stages[0].traits.clips if stages and 'clip' in self.reads and not together else None
+    if not stages or together or 'clip' not in self.reads or self._trains(stages[0]):  # nor a sum of clipped steps
+      return math.inf
+    clips = stages[0].traits.clips
     return math.inf if clips is None else float(clips(stages[0].settings))
 
   @property

@@ -27,11 +27,12 @@ def inner_product(a: Tree, b: Tree) -> jax.Array:
   """Returns ⟨a, b⟩ over all leaves, a float32 scalar."""
 
   def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    if x.dtype == jnp.float16:  # squares of small gradients leave its range
+    if x.dtype.itemsize < 4:  # squares leave the range of float16, and lose most digits of bfloat16
       x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     return jnp.sum(x * y, dtype=jnp.float32)
 
-  return total(jnp.stack(jax.tree.leaves(jax.tree.map(product, a, b))))
+  products = jax.tree.leaves(jax.tree.map(product, a, b))
+  return total(jnp.stack(products)) if products else jnp.float32(0)
 
 
 def total(terms: jax.Array) -> jax.Array:
@@ -91,8 +92,7 @@ def _directions(a, b):
 
   def unit(tree):
     length = _length(tree)
-    dtype = functools.partial(jnp.promote_types, jnp.float32)
-    return jax.tree.map(lambda x: x.astype(dtype(x.dtype)) / length.astype(dtype(x.dtype)), tree)
+    return jax.tree.map(lambda x: widened(x) / length.astype(wide(x.dtype)), tree)
 
   return (norm(a) == 0) | (norm(b) == 0), unit(a), unit(b)
 
@@ -117,6 +117,16 @@ def over_lengths(inner: jax.Array, one: jax.Array, other: jax.Array) -> jax.Arra
   return jnp.where(nothing, 0.0, inner * first * second)
 
 
+def wide(dtype: Any) -> Any:
+  """Returns a dtype, or float32 in place of a narrower one: what noise and norms of a tree are computed in."""
+  return dtype if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
+
+
+def widened(x: jax.Array) -> jax.Array:
+  """Returns an array in its `wide` dtype."""
+  return x.astype(wide(x.dtype))
+
+
 def subtract(a: Tree, b: Tree) -> Tree:
   """Returns a − b, leaf by leaf."""
   return jax.tree.map(jnp.subtract, a, b)
@@ -127,12 +137,35 @@ def zeros_like(tree: Tree) -> Tree:
   return jax.tree.map(jnp.zeros_like, tree)
 
 
+def shortened(tree: Tree, bound: float | jax.Array) -> Tree:
+  """Returns tree · min(1, bound / ‖tree‖₂); an infinite bound leaves it, and its derivative finite.
+
+  Norm and product are in float32 at least, and the result is rounded once.
+  """
+  return _times(tree, _factor(norm(tree), jnp.asarray(bound, jnp.float32)))
+
+
 def clip(tree: Tree, bound: float | jax.Array) -> Tree:
-  """Returns tree · min(1, bound / ‖tree‖₂); an infinite bound leaves it, and its derivative finite."""
+  """Returns `shortened` of the tree; zeros where its norm is no finite number, which no factor brings within a bound.
+
+  An infinite bound leaves it as it is.
+  """
   bound, length = jnp.asarray(bound, jnp.float32), norm(tree)
+  lost = jnp.isfinite(bound) & ~jnp.isfinite(length)
+  return _times(jax.tree.map(lambda x: jnp.where(lost, jnp.zeros_like(x), x), tree), _factor(length, bound))
+
+
+def _factor(length: jax.Array, bound: jax.Array) -> jax.Array:
+  """Returns min(1, bound / length); 1 where the length is no number."""
   exceeds = length > bound
-  factor = jnp.where(exceeds, bound, 1.0) / jnp.where(exceeds, length, 1.0)
-  return jax.tree.map(lambda x: x * factor.astype(x.dtype), tree)
+  return jnp.where(exceeds, bound, 1.0) / jnp.where(exceeds, length, 1.0)
+
+
+def _times(tree: Tree, factor: jax.Array) -> Tree:
+  def product(x: jax.Array) -> jax.Array:
+    return (widened(x) * factor.astype(wide(x.dtype))).astype(x.dtype)
+
+  return jax.tree.map(product, tree)
 
 
 def masked(tree: Tree, mask: Tree) -> Tree:
@@ -160,7 +193,8 @@ def get(tree: Tree, path: Sequence) -> Any:
 def draws(sample: Callable[..., jax.Array], key: jax.Array, tree: Tree) -> Tree:
   """Returns a tree of draws shaped like `tree`, the i-th leaf's being `sample(fold_in(key, i), shape, dtype)`.
 
-  Leaves of one shape are drawn together, the same numbers: the program has fewer instructions, where a network is deep.
+  Draws are float32 at least: in half precision, noise has few values. Leaves of one shape are drawn together, the same
+  numbers: the program has fewer instructions, where a network is deep.
 
   Args:
     sample: such as `jax.random.normal`.
@@ -170,7 +204,7 @@ def draws(sample: Callable[..., jax.Array], key: jax.Array, tree: Tree) -> Tree:
   leaves, treedef = jax.tree.flatten(tree)
   alike: dict[tuple, list[int]] = {}
   for index, leaf in enumerate(leaves):
-    alike.setdefault((leaf.shape, leaf.dtype), []).append(index)
+    alike.setdefault((leaf.shape, wide(leaf.dtype)), []).append(index)
   drawn = {}
   for (shape, dtype), indices in alike.items():
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.asarray(indices, jnp.uint32))

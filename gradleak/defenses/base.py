@@ -1,14 +1,14 @@
 """What all defenses use: composition, keys, and the errors for missing arguments."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import optax
 
 from gradleak.core import errors
-from gradleak.core.trees import Tree
+from gradleak.core.trees import Tree, path_names
 
 
 def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -73,6 +73,26 @@ def require_key(name: str, key: jax.Array | None) -> jax.Array:
   return errors.check_key('key', key)
 
 
+def stream(name: str, key: jax.Array | None, updates: Tree = None) -> jax.Array:
+  """Returns a defense's own stream of `key`, so that different defenses draw different noise from the same key.
+
+  Optax's `partition` and `masked` hand each part of a tree the key of the whole, with `MaskedNode`s in place of the
+  rest. What is masked is folded in, so that parts draw apart.
+
+  Args:
+    name: the defense, whose CRC is folded into the key.
+    key: a JAX key, or None.
+    updates: the tree that it acts on.
+
+  Raises:
+    UsageError: for None, and for anything else that is no key.
+  """
+  key = jax.random.fold_in(require_key(name, key), zlib.crc32(name.encode()))
+  places = jax.tree.leaves(updates, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+  masked = bytes(isinstance(x, optax.MaskedNode) for x in places)
+  return jax.random.fold_in(key, zlib.crc32(masked)) if any(masked) else key
+
+
 def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Array, jax.Array]:
   """Returns `batch`: (samples [N, H, W, C], label probabilities [N, classes]).
 
@@ -93,14 +113,45 @@ def require_batch(name: str, batch: tuple | None, params: Tree) -> tuple[jax.Arr
   return batch
 
 
+def shared_leaves(updates: Tree, unshared: Collection | None) -> tuple[list[jax.Array], Callable[[Sequence], Tree]]:
+  """Returns (the leaves of an update that are shared, other leaves in their place -> the whole update).
+
+  Args:
+    updates: the update.
+    unshared: the paths of the others, `Context.unshared`; None for none.
+  """
+  found, treedef = jax.tree.flatten_with_path(updates)
+  places = [i for i, (path, _) in enumerate(found) if path_names(path) not in (unshared or ())]
+
+  def whole(new: Sequence) -> Tree:
+    changed = dict(zip(places, new, strict=True))
+    return treedef.unflatten([changed.get(i, leaf) for i, (_, leaf) in enumerate(found)])
+
+  return [found[i][1] for i in places], whole
+
+
+def require_own_gradients(name: str, does: str, loss: Any) -> None:
+  """Raises `UsageError` where a sample has no gradient of its own, because of the client's loss.
+
+  Args:
+    name: the defense, for the message.
+    does: what it does with such gradients, such as 'clips'.
+    loss: the client's.
+  """
+  if loss.relative:
+    raise errors.UsageError(
+      f'the defense {name} {does} the gradient of each sample, and under the loss {loss} no sample has one of its own: '
+      "the mean divides by the weights of all classes in the batch. Choose average='samples' or reduction='sum'"
+    )
+
+
 def stateless(
   name: str, function: Callable[..., Tree], *, random: bool = False
 ) -> optax.GradientTransformationExtraArgs:
   """Returns the transformation that maps updates by a function.
 
   Args:
-    name: the defense. If it is random, the CRC of its name is folded into the key, so that different defenses draw
-      different noise from the same key.
+    name: the defense, see `stream`.
     function: updates -> updates; if random, (key, updates) -> updates.
     random: whether the function takes a key.
 
@@ -114,6 +165,6 @@ def stateless(
     del params, extra
     if not random:
       return function(updates), state
-    return function(jax.random.fold_in(require_key(name, key), zlib.crc32(name.encode())), updates), state
+    return function(stream(name, key, updates), updates), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -22,7 +22,8 @@ from gradleak.defenses.defense import defense
 def clip(*, norm: Positive) -> optax.GradientTransformationExtraArgs:
   r"""Scales the update by min(1, norm / ‖update‖₂), over all tensors together.
 
-  It changes the scale and not the direction, so it has no effect on attacks that minimise the cosine distance.
+  It changes the scale and not the direction, so it has no effect on attacks that minimise the cosine distance. An
+  update whose norm is no finite number becomes zeros: a single NaN would otherwise let all other entries pass.
 
   Formula:
     g' = g \cdot \min(1, \text{norm} / \lVert g \rVert_2)

@@ -187,7 +187,7 @@ def dgc(
   Args:
     ratio: the fraction of entries that are sent.
     momentum: m.
-    clip: the L2 norm that g is clipped to beforehand, over all tensors together; infinity does not clip.
+    clip: the L2 norm that g is clipped to beforehand, as by `clip`; infinity does not clip.
   """
 
   def init(params: Tree) -> DGCState:

@@ -12,7 +12,6 @@ eq. 12.
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -203,10 +202,10 @@ def mixed_gradient(
 ) -> Tree:
   """Returns g_c, a tree shaped like the parameters: the gradient of the batch with the concealed samples (eq. 10).
 
-  It is ∇ Σ_i w_i ℓ_i / Σ_i w_i. The sensitive samples are the first ones of the batch. For these, ℓ_i is the mean of
-  `L(x_i, y_i)` and `λ_g L(x̃_i, ỹ_i) + (1 − λ_g) L(x̃_i, y_i)`. For the others it is `L(x_i, y_i)`. So a batch without
-  concealed samples keeps its gradient, and one with them its scale, which the sum of eq. 10 would double. There is one
-  forward pass over {x_s} ∪ {x̃}: batch statistics are those of both.
+  It is ∇ Σ_i w_i ℓ_i / Σ_i w_i, or ∇ Σ_i w_i ℓ_i where the client's loss is a sum. The sensitive samples are the first
+  ones of the batch. For these, ℓ_i is the mean of `L(x_i, y_i)` and `λ_g L(x̃_i, ỹ_i) + (1 − λ_g) L(x̃_i, y_i)`. For
+  the others it is `L(x_i, y_i)`. So a batch without concealed samples keeps its gradient, and one with them its scale,
+  which the sum of eq. 10 would double. There is one forward pass over {x_s} ∪ {x̃}: batch statistics are those of both.
 
   Args:
     client: as in `concealed_samples`.
@@ -237,7 +236,7 @@ def mixed_gradient(
     losses = under_own[:num_samples]
     mixture = mixing * under_own[num_samples:] + (1 - mixing) * under_true[num_samples:]
     losses = jnp.concatenate([(losses[:count] + mixture) / 2, losses[count:]])
-    return jnp.sum(weights * losses) / jnp.sum(weights)
+    return client.loss.reduced(losses, targets, weights)
 
   return jax.grad(mean_loss)(variables['params'])
 
@@ -269,6 +268,7 @@ def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
   'AAAI 2024.',
   random=True,
   arguments=lambda context, settings: (context.client, context.public),
+  replaces=True,
   moves=True,
   gradients=lambda context, settings: settings['steps'],
   idle=lambda settings: settings['sensitive'] == 0,
@@ -375,9 +375,10 @@ def _transformation(
     del extra
     base.require_argument('concealment', 'client', client).loss.require_classes('concealment')
     samples, targets = base.require_batch('concealment', batch, params)
-    key = jax.random.fold_in(base.require_key('concealment', key), zlib.crc32(b'concealment'))
+    key = base.stream('concealment', key, updates)
     if count == 0:
       return updates, state
+    base.require_own_gradients('concealment', 'mixes', client.loss)
     if count is not None and count > samples.shape[0]:
       raise errors.UsageError(f'concealment(sensitive) is {count}, and the batch holds {samples.shape[0]} samples')
     if proxies is not None and proxies[0].shape[1:] != samples.shape[1:]:

@@ -7,17 +7,20 @@ entry, what it clips to, and what it guarantees. Audits and reports treat a defe
 
 import dataclasses
 import functools
+import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors
-from gradleak.core.methods import Method, identity
+from gradleak.core.methods import Method, identity, name_of, setting_names
 from gradleak.core.settings import Choice, check_fields, ranged
-from gradleak.core.trees import Layer, Tree
+from gradleak.core.trees import Layer, Tree, path_names
 from gradleak.defenses import foreign
 from gradleak.defenses.base import sequence
 
@@ -52,6 +55,11 @@ class Context:
     """The model's layers, or None if it does not offer them."""
     offered = self.client.model.layers
     return None if offered is None else offered(self.sample_shape)
+
+  @property
+  def unshared(self) -> frozenset[tuple[str, ...]]:
+    """The paths of the parameters that the client does not share, which are zeros in its update."""
+    return self.client.kept_paths(self.variables['params'], self.sample_shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +141,8 @@ class Traits:
     gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
       attacker who simulates it many times does so less often where they are many.
     idle: settings -> whether it is the identity.
+    replaces: whether it computes anew what it returns, so that what earlier stages of its place did is lost: it is the
+      first of them.
     moves: whether it moves samples, or looks at derivatives with respect to them, and so takes none that are whole
       numbers. What acts on samples does.
   """
@@ -158,6 +168,7 @@ class Traits:
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
   gradients: Callable[[Context, Settings], int] = lambda context, settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
+  replaces: bool = False
   moves: bool = False
 
   def __post_init__(self) -> None:
@@ -190,6 +201,15 @@ class Stage(Method):
     """The factory's name, or the label of a user's own transformation."""
     return self.label or super().name
 
+  def __reduce_ex__(self, protocol: Any) -> Any:
+    """Returns how it is made anew where its factory is in a module: traits hold functions that have no name."""
+    make: Any = sys.modules.get(self.factory.__module__)
+    for part in getattr(self.factory, '__qualname__', '').split('.'):
+      make = getattr(make, part, None)
+    if getattr(make, '__wrapped__', None) is not self.factory:
+      return super().__reduce_ex__(protocol)
+    return _remade, (make, self.arguments, dict(self.given))
+
   @property
   def structure(self) -> Hashable:
     """What decides the compilation: that of a `Method`, and the traits, for the place where it acts."""
@@ -216,6 +236,10 @@ class Stage(Method):
     return foreign.checked(self.name, transformation, self.traits.random) if self.foreign else transformation
 
 
+def _remade(make: Callable, arguments: tuple, settings: Mapping) -> Stage:
+  return make(*arguments, **settings).stages[0]
+
+
 class Defense(optax.GradientTransformationExtraArgs):
   """An optax transformation with its settings and `Traits`; equal ones have equal stages.
 
@@ -231,20 +255,39 @@ class Defense(optax.GradientTransformationExtraArgs):
   stages: tuple[Stage, ...]
   transform: Callable | None
 
-  def __new__(cls, stages: tuple[Stage, ...]) -> 'Defense':
-    """Returns the defense of these stages. Making each of them checks its settings."""
+  def __new__(cls, stages: Any, *update: Any) -> Any:
+    """Returns the defense of these stages. Making each of them checks its settings.
+
+    Given the fields of a transformation, `init` and `update`, it returns a plain one: named tuples are made anew like
+    this by `jax.tree.map` and `dataclasses.asdict`.
+    """
+    if update:
+      return cls._make((stages, *update))
     made = [stage.made() for stage in stages]
     transformations = [
       _on_samples(stage.name) if stage.traits.place == 'data' else one for stage, one in zip(stages, made, strict=True)
     ]
     both = sequence(*transformations)
-    self = super().__new__(cls, both.init, both.update)
+    foreign_alone = all(stage.foreign for stage in stages)
+    self = super().__new__(cls, both.init, both.update if foreign_alone else _of_floats(stages, both.update))
     self.stages = tuple(stages)
     self.transform = made[0] if len(made) == 1 and stages[0].traits.place == 'data' else None
     return self
 
-  def __call__(self, key: jax.Array, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the samples to train on in place of these, for a single defense that acts on samples only."""
+  @classmethod
+  def _make(cls, fields: Iterable) -> Any:
+    return optax.GradientTransformationExtraArgs(*fields)
+
+  def __reduce__(self) -> tuple:
+    return Defense, (self.stages,)
+
+  def __call__(
+    self, key: jax.Array, samples: jax.Array, targets: jax.Array, weights: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples to train on in place of these, for a single defense that acts on samples only.
+
+    Their `weights`, 0 for padding, reach a defense that takes them.
+    """
     if self.transform is None:
       raise errors.UsageError(f'the defense {self} acts on updates, not on samples: call its update(…)')
     samples = errors.as_array('samples', samples)
@@ -252,7 +295,9 @@ class Defense(optax.GradientTransformationExtraArgs):
       raise errors.UsageError(
         f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C], N ≥ 1'
       )
-    return self.transform(None if key is None else errors.check_key('key', key), samples, targets)
+    takes = weights is not None and 'weights' in inspect.signature(self.transform).parameters
+    given = {'weights': weights} if takes else {}
+    return self.transform(None if key is None else errors.check_key('key', key), samples, targets, **given)
 
   @property
   def structure(self) -> Hashable:
@@ -307,6 +352,21 @@ class Defense(optax.GradientTransformationExtraArgs):
     return hash(self.stages)
 
 
+def _of_floats(stages: Sequence[Stage], update: Callable) -> Callable:
+  """Returns the update of stages, which raises `UsageError` for updates that are no floats."""
+
+  def checked(updates: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+    for path, leaf in jax.tree.leaves_with_path(updates):
+      if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        raise errors.UsageError(
+          f'the defense {"+".join(map(str, stages))} acts on floats, and {"/".join(path_names(path))} of the update is '
+          f'{jnp.result_type(leaf)}: leave it out, as by optax.masked'
+        )
+    return update(updates, state, params, **extra)
+
+  return checked
+
+
 def _on_samples(name: str) -> optax.GradientTransformationExtraArgs:
   def update(updates: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
     del updates, state, params, extra
@@ -328,12 +388,33 @@ def defense(*, version: str = '', **traits: Any) -> Callable[[Callable], Callabl
   def decorate(factory: Callable) -> Callable[..., Defense]:
     @functools.wraps(factory)
     def make(*arguments: Any, **settings: Any) -> Defense:
+      arguments, settings = _placed(factory, arguments, settings)
       return Defense((Stage(factory, settings, arguments, traits=declared, version=version),))
 
     make.traits = declared  # type: ignore[attr-defined]
     return make
 
   return decorate
+
+
+def _placed(factory: Callable, arguments: tuple, settings: Mapping) -> tuple[tuple, dict]:
+  """Returns (positional arguments, settings), of which positional arguments were named in part.
+
+  Raises:
+    UsageError: where a positional argument is missing or given twice.
+  """
+  if set(settings) <= set(setting_names(factory)):
+    return arguments, dict(settings)
+  kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+  positional = [one for one in inspect.signature(factory).parameters.values() if one.kind in kinds]
+  named = {one.name: settings[one.name] for one in positional if one.name in settings}
+  try:
+    found = inspect.Signature(positional).bind(*arguments, **named)
+  except TypeError as error:
+    raise errors.UsageError(f'the defense {name_of(factory)}: {error}') from None
+  found.apply_defaults()
+  same = all(value is one.default for value, one in zip(found.args, positional, strict=True))
+  return () if same else found.args, {name: value for name, value in settings.items() if name not in named}
 
 
 def _traits(**traits: Any) -> Traits:
@@ -443,6 +524,9 @@ class Bound:
 def remarks(defense: Defense, context: Context) -> str:
   """Returns what results say of a defense in a context, joined by '; '; '' for nothing."""
   found = [stage.traits.remark(context, stage.settings) for stage in defense.stages]
+  if any(stage.traits.mechanism for stage in defense.stages):
+    narrow = any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves(context.variables['params']))
+    found.append('an ε is of real numbers, and what is sent has half precision' if narrow else '')
   return '; '.join(dict.fromkeys(filter(None, found)))
 
 
@@ -454,10 +538,11 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     context: the `Context`.
 
   Raises:
-    UsageError: for anything but a `Defense`, more than one on the samples, or a context without what it needs, such as
-      public data or a model that offers `features`.
+    UsageError: for anything but a `Defense`, more than one on the samples, a stage that another one undoes, or a
+      context without what it needs, such as public data or a model that offers `features`.
   """
   defense = as_defense(defense)
+  check_order(defense)
   errors.check_instance('context', context, Context, 'a gradleak.defenses.Context')
   if len(defense.at('data')) > 1:
     raise errors.UsageError(f"'{defense}' transforms the samples twice; one such defense is possible")
@@ -498,6 +583,18 @@ def as_defense(entry: Any) -> Defense:
       f'the defense {entry.__name__} is not made yet: call it with its settings, {entry.__name__}(…)'
     )
   raise errors.UsageError(f'the defense is {errors.shown(entry)}, expected one of gradleak.defenses, or None for none')
+
+
+def check_order(defense: Defense) -> None:
+  """Raises `UsageError` where a stage computes anew what earlier stages of its place have changed."""
+  for place in PLACES:
+    acting = [stage for stage in defense.at(place) if not is_idle(stage)]
+    for stage in acting[1:]:
+      if stage.traits.replaces:
+        raise errors.UsageError(
+          f'the defense {stage.name} computes anew what {acting[0].name} has changed, which has no effect: put '
+          f'{stage.name} first'
+        )
 
 
 def is_idle(stage: Stage) -> bool:

@@ -114,7 +114,8 @@ def client_dp(*, norm: Positive, noise: NonNegative) -> optax.GradientTransforma
   r"""Geyer's mechanism at the client, as FFL attacks it: clip the update, then add noise to it.
 
   The update is scaled by min(1, norm / ‖update‖₂), and every entry gets N(0, (noise·norm)²): Geyer et al. 2017,
-  algorithm 1, for a single client. The server sees nothing else, so the guarantee holds against the server too.
+  algorithm 1, for a single client. The server sees nothing else, so the guarantee holds against the server too. An
+  update whose norm is no finite number counts as zeros, as in `clip`: weights that a server sends can cause it.
 
   Formula:
     \Delta' = \Delta \cdot \min(1, S / \lVert \Delta \rVert_2) + n, \quad n \sim \mathcal{N}(0, (z S)^2 I),
@@ -128,12 +129,19 @@ def client_dp(*, norm: Positive, noise: NonNegative) -> optax.GradientTransforma
     UsageError: for noise without a finite norm; from its update, without `key=`.
   """
   _check_scale('client_dp', norm, noise)
-  mechanism = base.sequence(clip(norm=norm), gaussian(stddev=_stddev(norm, noise)))
+  return clip_and_perturb('client_dp', norm, _stddev(norm, noise))
+
+
+def clip_and_perturb(name: str, norm: Any, stddev: Any) -> optax.GradientTransformationExtraArgs:
+  """Returns `clip(norm)+gaussian(stddev)` under a name of its own; half precision is rounded once."""
+  mechanism = base.sequence(clip(norm=norm), gaussian(stddev=stddev))
 
   def perturb(key: jax.Array, updates: Tree) -> Tree:
-    return mechanism.update(updates, mechanism.init(updates), key=key)[0]
+    wide = jax.tree.map(trees.widened, updates)
+    noisy, _ = mechanism.update(wide, mechanism.init(wide), key=key)
+    return jax.tree.map(lambda n, u: n.astype(u.dtype), noisy, updates)
 
-  return base.stateless('client_dp', perturb, random=True)
+  return base.stateless(name, perturb, random=True)
 
 
 @ranged
@@ -154,13 +162,17 @@ def aggregate_client_dp(
     updates: the updates of a round's K clients, stacked: every leaf [K, …].
     noise: the noise multiplier; it may be traced.
     present: which of the clients answered, boolean [K]; None means all. The others are left out of the median, the sum
-      and K, whatever their rows contain. If nobody answered, the mean and S are zero.
+      and K, whatever their rows contain. If nobody answered, the mean and S are zero. An update whose norm is no finite
+      number counts as zeros.
   """
   drawn = jax.tree.leaves(updates)[0].shape[0]
   present = jnp.ones(drawn, bool) if present is None else jnp.asarray(present, bool)
   count = jnp.sum(present, dtype=jnp.int32)
   updates = jax.tree.map(lambda u: jnp.where(_rows(present, u), u, jnp.zeros_like(u)), updates)
   norms = jax.vmap(trees.norm)(updates)
+  finite = jnp.isfinite(norms)
+  updates = jax.tree.map(lambda u: jnp.where(_rows(finite, u), u, jnp.zeros_like(u)), updates)
+  norms = jnp.where(finite, norms, 0.0)
   median = jnp.where(count > 0, jnp.nanmedian(jnp.where(present, norms, jnp.nan)), 0.0)
   factors = jnp.minimum(jnp.float32(1), median / jnp.maximum(norms, jnp.finfo(jnp.float32).tiny))
   stddev = jnp.asarray(noise, jnp.float32) * median
@@ -187,6 +199,7 @@ def _rows(values: jax.Array, stacked: jax.Array) -> jax.Array:
   arguments=lambda context, settings: (context.client,),
   clips_each='sample',
   bounds=lambda settings: settings['norm'],
+  replaces=True,
   idle=lambda settings: math.isinf(settings['norm']),
 )
 def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransformationExtraArgs:
@@ -222,6 +235,7 @@ def clip_samples(client: Any = None, *, norm: Positive) -> optax.GradientTransfo
   clips_each='sample',
   bounds=lambda settings: settings['norm'],
   mechanism=_per_example,
+  replaces=True,
   idle=lambda settings: settings['noise'] == 0 and math.isinf(settings['norm']),
 )
 def dpsgd(client: Any = None, *, norm: Positive, noise: NonNegative) -> optax.GradientTransformationExtraArgs:
@@ -420,14 +434,9 @@ def _per_sample(
     if perturb is not None:
       base.require_key(name, key)
     samples, targets = base.require_batch(name, batch, params)
-    if client.loss.relative:
-      raise errors.UsageError(
-        f'the defense {name} clips the gradient of each sample, and under the loss {client.loss} no sample has one of '
-        "its own: the mean divides by the weights of all classes in the batch. Choose average='samples' or "
-        "reduction='sum'"
-      )
+    base.require_own_gradients(name, 'clips', client.loss)
     weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
-    key = None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
+    key = None if key is None else base.stream(name, key, updates)
     dropout, noise = (None, None) if key is None else (jax.random.fold_in(key, 0), jax.random.fold_in(key, 1))
     loss = _weighted_loss(name, client, {**(variables or {}), 'params': params})
     with _promoting():

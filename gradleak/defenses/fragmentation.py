@@ -1,6 +1,5 @@
 """FFL (Na et al., ACSAC 2022): a client sends only the layers of its update closest to the global gradient."""
 
-import zlib
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -133,7 +132,7 @@ def fragmentation(
     similarity = layer_cosines(updates, global_update, numbers, count)
     score = similarity
     if previous is None:
-      score = jnp.where(state.participated, similarity, _draw('fragmentation', key, count))
+      score = jnp.where(state.participated, similarity, _draw('fragmentation', key, count, updates))
     mask = _best(score, ratio, numbers)
     return trees.masked(updates, mask), FragmentationState(params, jnp.ones((), bool), mask, similarity)
 
@@ -172,7 +171,7 @@ def fragmentation_random(
   ) -> tuple[Tree, compression.MaskState]:
     del state, params, extra
     numbers, count = trees.layer_numbers(updates, layers)
-    mask = _best(_draw('fragmentation_random', key, count), ratio, numbers)
+    mask = _best(_draw('fragmentation_random', key, count, updates), ratio, numbers)
     return trees.masked(updates, mask), compression.MaskState(mask)
 
   return optax.GradientTransformationExtraArgs(lambda params: compression.MaskState(_all_sent(params)), update)
@@ -210,9 +209,9 @@ def _best(score: jax.Array, ratio: float, numbers: Tree) -> Tree:
   return jax.tree.map(lambda number: kept[number], numbers)
 
 
-def _draw(name: str, key: jax.Array | None, count: int) -> jax.Array:
+def _draw(name: str, key: jax.Array | None, count: int, updates: Tree) -> jax.Array:
   """Returns a random score for each layer."""
-  return jax.random.uniform(jax.random.fold_in(base.require_key(name, key), zlib.crc32(name.encode())), (count,))
+  return jax.random.uniform(base.stream(name, key, updates), (count,))
 
 
 def _all_sent(tree: Tree) -> Tree:

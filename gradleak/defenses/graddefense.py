@@ -7,7 +7,6 @@ every update adds Gaussian noise to a few of them, drawn at random. The server's
 import dataclasses
 import functools
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -241,8 +240,8 @@ def _add_noise(key: jax.Array, updates: Tree, slices: Tree, chosen: jax.Array, s
   """Adds N(0, stddev²) to the entries of the chosen slices; all others keep their bits."""
 
   def noisy(u: jax.Array, numbers: jax.Array, draw: jax.Array) -> jax.Array:
-    noise = jnp.asarray(stddev, u.dtype) * draw
-    return jnp.where(chosen[numbers] & (noise != 0), u + noise, u)
+    noise = jnp.asarray(stddev, draw.dtype) * draw
+    return jnp.where(chosen[numbers] & (noise != 0), (u.astype(draw.dtype) + noise).astype(u.dtype), u)
 
   return jax.tree.map(noisy, updates, slices, trees.draws(jax.random.normal, key, updates))
 
@@ -350,8 +349,9 @@ def graddefense_step(
   r"""GradDefense in each local step: the risk is measured anew, with the cheaper measure of the published code.
 
   The risk of a tensor is the sum over the batch of ‖∂(Σ g)/∂x_i‖₂, one vector-Jacobian product with ones. Entries of
-  opposite sign cancel in it. Each tensor is a layer of its own, in forward order. The slices have equal risk, to within
-  one entry. Its update needs `key=`, `batch=` and `params`; it uses `weights=` and `variables=` if given.
+  opposite sign cancel in it. Each tensor is a layer of its own, in forward order; those that are not shared have no
+  risk. The slices have equal risk, to within one entry. Its update needs `key=`, `batch=` and `params`; it uses
+  `weights=` and `variables=` if given.
 
   The published code differs. It measures on one batch of the root set, here on the client's own batch, and its slices
   overlap by one entry. With clipping, it clips the chosen slices of every sample to the norm `stddev` before they are
@@ -367,7 +367,8 @@ def graddefense_step(
     stddev: σ of the noise.
     ratio: the fraction of the slices that are perturbed; 0.5 in the published code.
     num_slices: s; 10 there.
-    clip: bound on the 2-norm of each chosen slice; infinity clips nothing.
+    clip: bound on the 2-norm of each chosen slice; infinity clips nothing. A slice whose norm is no finite number
+      becomes zeros.
 
   Raises (from its update):
     UsageError: for a missing `key=`, `batch=` or `params`, or missing `variables=` where BatchNorm runs on its running
@@ -388,12 +389,14 @@ def graddefense_step(
   ) -> tuple[Tree, optax.OptState]:
     del extra
     base.require_argument(name, 'client', client)
-    key = jax.random.fold_in(base.require_key(name, key), zlib.crc32(name.encode()))
+    key = base.stream(name, key, updates)
     samples, targets = base.require_batch(name, batch, params)
     weights = jnp.ones(samples.shape[:1], jnp.float32) if weights is None else weights
     # Slices are whole numbers: no derivative passes through the risk, and none should be traced.
     given = jax.lax.stop_gradient((_float32(params), _float32(variables or {}), samples, targets, weights))
-    slices = _cut(params, _tensor_risks(client, *given), num_slices, _layers(client, samples.shape[1:]))
+    shape = samples.shape[1 : 1 + client.modality.axes]
+    sent = client.shared_layers(params, shape) if client.frozen or client.private else None
+    slices = _cut(params, _tensor_risks(client, *given), num_slices, _layers(client, shape), sent)
     selection, noise = jax.random.split(key)
     chosen = select_slices(selection, num_slices, num_perturbed(ratio, num_slices))
     updates = _clip_slices(updates, slices, chosen, clip)
@@ -433,11 +436,16 @@ def _float32(tree: Tree) -> Tree:
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
 
 
-def _cut(params: Tree, risk: jax.Array, num_slices: int, layers: Sequence[Layer] | None) -> Tree:
-  """Returns int32 arrays shaped like `params`: slices of equal risk, for a traced risk of each leaf."""
+def _cut(params: Tree, risk: jax.Array, num_slices: int, layers: Sequence[Layer] | None, sent: Tree = None) -> Tree:
+  """Returns int32 arrays shaped like `params`: slices of equal risk, for a traced risk of each leaf.
+
+  What is not `sent`, a boolean for each leaf, has no risk.
+  """
   leaves, treedef = jax.tree.flatten(params)
   order = _forward_order(params, layers)
   sizes = jnp.asarray([leaf.size for leaf in leaves], jnp.float32)
+  if sent is not None:
+    risk, sizes = (jnp.where(jnp.stack(jax.tree.leaves(sent)), x, 0.0) for x in (risk, sizes))
   risk = jnp.where(jnp.sum(risk) > 0, risk, sizes)[jnp.asarray(order, jnp.int32)]
   portions = risk / jnp.sum(risk)
   before = jnp.cumsum(portions) - portions
@@ -463,4 +471,10 @@ def _clip_slices(updates: Tree, slices: Tree, chosen: jax.Array, bound: float) -
   norms = unit * trees.safe_sqrt(jax.vmap(squared_norm)(jnp.arange(chosen.size, dtype=jnp.int32)))
   over = chosen & (norms > bound)
   factors = jnp.where(over, bound, 1.0) / jnp.where(over, norms, 1.0)
-  return jax.tree.map(lambda u, numbers: u * factors[numbers].astype(u.dtype), updates, slices)
+  lost = chosen & jnp.isfinite(bound) & ~jnp.isfinite(norms)  # no factor brings it within the bound
+
+  def scaled(u: jax.Array, numbers: jax.Array) -> jax.Array:
+    kept = trees.widened(jnp.where(lost[numbers], jnp.zeros_like(u), u))
+    return (kept * factors[numbers].astype(kept.dtype)).astype(u.dtype)
+
+  return jax.tree.map(scaled, updates, slices)

@@ -27,9 +27,7 @@ def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, .
   for i, stage in enumerate(stages):
     if stage.traits.mechanism is None or not _post_processing(stages[i + 1 :]) or _select(stages[:i]):
       continue
-    clips = stages[i - 1].traits.clips if i else None
-    clipped_to = None if clips is None else float(clips(stages[i - 1].settings))
-    mechanism = stage.traits.mechanism(stage.settings, clipped_to, i)
+    mechanism = stage.traits.mechanism(stage.settings, _clipped_to(stages[i - 1]) if i else None, i)
     if mechanism is not None:
       releases = epochs if mechanism.unit == 'example' else 1
       found.append(Mechanism(mechanism.noise, mechanism.unit, int(releases)))
@@ -51,7 +49,7 @@ def missing_bound(defense: Defense | None) -> str | None:
     return None
   if any(stages[i].traits.clips for i in noises):
     return None
-  if not any(stage.traits.clips for stage in stages[: max(noises)]):
+  if all(_clipped_to(stage) is None for stage in stages[: max(noises)]):
     return 'L2'
   return None if any(noise.distribution == 'gaussian' for noise in noises.values()) else 'L1'
 
@@ -60,6 +58,12 @@ def _acting(defense: Defense | None) -> list[Stage]:
   """Returns the stages in the order in which they act, without those that are the identity."""
   stages = [stage for stage in as_defense(defense).stages if not is_idle(stage)]
   return sorted(stages, key=lambda stage: PLACES.index(stage.traits.place))
+
+
+def _clipped_to(stage: Stage) -> float | None:
+  """Returns the norm that a stage clips the upload to, or None; a clip of each local step bounds no upload."""
+  clips = stage.traits.clips if stage.traits.place == 'upload' else None
+  return None if clips is None else float(clips(stage.settings))
 
 
 def _noise_on_all(stage: Stage) -> Noise | None:

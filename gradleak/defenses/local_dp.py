@@ -6,11 +6,8 @@ import jax.numpy as jnp
 import optax
 
 from gradleak.core.settings import NonNegative, Positive
-from gradleak.defenses import base
-from gradleak.defenses.clipping import clip
 from gradleak.defenses.defense import SENSITIVITIES, Context, Mechanism, Noise, Settings, defense
-from gradleak.defenses.differential_privacy import Budget, Delta
-from gradleak.defenses.noise import gaussian
+from gradleak.defenses.differential_privacy import Budget, Delta, clip_and_perturb
 
 
 def _stddev(settings: Settings) -> float:
@@ -64,7 +61,8 @@ def local_dp(
     \sigma = s \sqrt{2 \ln(1.25 / \delta)} / \varepsilon, \quad S = \text{norm}, \; s = \text{sensitivity}
 
   Args:
-    norm: the bound on the norm over all tensors together; infinity does not clip.
+    norm: the bound on the norm over all tensors together; infinity does not clip. An update whose norm is no finite
+      number counts as zeros, as in `clip`.
     sensitivity: s; 0 adds no noise.
     epsilon: the ε that is stated; the theorem holds for ε ≤ 1.
     delta: δ.
@@ -74,9 +72,4 @@ def local_dp(
   """
   log = jnp.log(1.25 / jnp.maximum(jnp.asarray(delta, jnp.float32), 1e-37))  # a smaller one is 0 in float32
   stddev = jnp.asarray(sensitivity, jnp.float32) * jnp.sqrt(2 * log) / jnp.asarray(epsilon, jnp.float32)
-  mechanism = base.sequence(clip(norm=norm), gaussian(stddev=stddev))
-
-  def perturb(key, updates):
-    return mechanism.update(updates, mechanism.init(updates), key=key)[0]
-
-  return base.stateless('local_dp', perturb, random=True)
+  return clip_and_perturb('local_dp', norm, stddev)

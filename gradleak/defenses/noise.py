@@ -15,7 +15,10 @@ from gradleak.defenses.defense import Mechanism, Noise, Settings, defense
 
 def _additive(name: str, sample: Callable[..., jax.Array], scale: float) -> optax.GradientTransformationExtraArgs:
   def perturb(key: jax.Array, updates: Tree) -> Tree:
-    return jax.tree.map(lambda u, z: u + jnp.asarray(scale, u.dtype) * z, updates, trees.draws(sample, key, updates))
+    def noisy(u: jax.Array, z: jax.Array) -> jax.Array:
+      return (u.astype(z.dtype) + jnp.asarray(scale, z.dtype) * z).astype(u.dtype)
+
+    return jax.tree.map(noisy, updates, trees.draws(sample, key, updates))
 
   return stateless(name, perturb, random=True)
 

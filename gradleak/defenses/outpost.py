@@ -2,7 +2,6 @@
 
 import functools
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -14,7 +13,7 @@ import optax
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Fraction, NonNegative, Range
 from gradleak.core.trees import Layer, Tree
-from gradleak.defenses.base import require_key
+from gradleak.defenses.base import stream
 from gradleak.defenses.compression import largest, largest_portion
 from gradleak.defenses.defense import Context, Noise, Settings, defense
 
@@ -135,7 +134,7 @@ def outpost(
     **extra: Any,
   ) -> tuple[Tree, OutpostState]:
     del extra
-    key = jax.random.fold_in(require_key('outpost', key), zlib.crc32(b'outpost'))
+    key = stream('outpost', key, updates)
     if params is None:
       raise errors.UsageError(
         'the defense outpost measures the risk by the weights and needs params: call update(updates, state, params, …)'
@@ -187,9 +186,9 @@ def _protected(
   chosen = _highest_fisher if variant == 'paper' else _highest_mean_fisher
 
   def perturb(u: jax.Array, kept: jax.Array, noisy: jax.Array, risk: jax.Array, draw: jax.Array) -> jax.Array:
-    stddev = (jnp.asarray(noise, jnp.float32) * risk).astype(u.dtype)
-    zero = jnp.zeros_like(u)
-    return jnp.where(kept, u, zero) + jnp.where(noisy, stddev * draw, zero)
+    stddev = (jnp.asarray(noise, jnp.float32) * risk).astype(draw.dtype)
+    zero = jnp.zeros_like(draw)
+    return (jnp.where(kept, u.astype(draw.dtype), zero) + jnp.where(noisy, stddev * draw, zero)).astype(u.dtype)
 
   return jax.tree.map(
     perturb,

@@ -1,6 +1,6 @@
 """NVIDIA FLARE's filter PercentilePrivacy, which its examples call a privacy-preserving policy."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import optax
 
 from gradleak.core.settings import Count, Positive, Range
 from gradleak.core.trees import Tree
-from gradleak.defenses.base import stateless
+from gradleak.defenses.base import shared_leaves, stateless
 from gradleak.defenses.clipping import clamp, clamped
 from gradleak.defenses.compression import magnitude_at
 from gradleak.defenses.defense import Settings, defense
@@ -22,6 +22,7 @@ def _limit(settings: Settings) -> float:
   place='upload',
   citation='Shokri, Shmatikov: Privacy-Preserving Deep Learning. CCS 2015; as PercentilePrivacy of NVIDIA FLARE 2.9.',
   published='PercentilePrivacy',
+  arguments=lambda context, settings: (context.unshared,),
   sparsifies='zeros',
   by_magnitude=True,
   limits=_limit,
@@ -30,7 +31,11 @@ def _limit(settings: Settings) -> float:
   remark=lambda context, settings: 'no ε: it adds no noise, its output is a function of the update',
 )
 def percentile_privacy(
-  *, percentile: Annotated[float, Range(0, 100)] = 10.0, gamma: Positive = 0.01, steps: Count = 1
+  unshared: Any = None,
+  *,
+  percentile: Annotated[float, Range(0, 100)] = 10.0,
+  gamma: Positive = 0.01,
+  steps: Count = 1,
 ) -> optax.GradientTransformationExtraArgs:
   r"""Zeroes the entries below a percentile of all magnitudes, and truncates the others to ±gamma per local step.
 
@@ -47,13 +52,17 @@ def percentile_privacy(
     \tau = \text{the percentile of all } |g_j|, \quad s = \text{steps}
 
   Args:
+    unshared: the paths of parameters that are not shared, whose zeros do not count; None for none.
     percentile: of all magnitudes, the one below which entries become zero.
     gamma: γ, the largest magnitude per local step; infinity truncates nothing.
     steps: s, the local steps that the client reports (NUM_STEPS_CURRENT_ROUND, 1 where it reports none).
   """
 
   def share(updates: Tree) -> Tree:
-    flat = jnp.concatenate([jnp.ravel(u).astype(jnp.float32) for u in jax.tree.leaves(updates)])
+    leaves, whole = shared_leaves(updates, unshared)
+    if not leaves:
+      return updates
+    flat = jnp.concatenate([jnp.ravel(u).astype(jnp.float32) for u in leaves])
     # NumPy interpolates at (n − 1)·q: ⌈(n − 1)·q⌉ entries are below, in float32 with the correction of `largest`.
     product = jnp.asarray(percentile, jnp.float32) / 100 * (flat.size - 1)
     dropped = jnp.ceil(product - jnp.maximum(1e-4, 2e-7 * product)).astype(jnp.int32)
@@ -63,6 +72,6 @@ def percentile_privacy(
       kept = jnp.abs(update.astype(jnp.float32)) >= threshold
       return jnp.where(kept, cut, jnp.zeros_like(cut)) if update.ndim else update
 
-    return jax.tree.map(one, updates, clamped(updates, jnp.asarray(gamma, jnp.float32) * steps))
+    return whole([*map(one, leaves, clamped(leaves, jnp.asarray(gamma, jnp.float32) * steps))])
 
   return stateless('percentile_privacy', share)

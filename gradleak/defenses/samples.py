@@ -300,6 +300,15 @@ def coefficients(key: jax.Array, mixed: int, largest: float) -> jax.Array:
   return 1 / mixed + shrink * (drawn - 1 / mixed)
 
 
+def _partner(key: jax.Array, i: jax.Array, count: int, weights: jax.Array | None) -> jax.Array:
+  """Returns the number of another sample of a batch of `count`, at random among those of weight above 0."""
+  if weights is None:
+    return (i + jax.random.randint(key, (), 1, count)) % count
+  order = jnp.argsort(weights <= 0, stable=True).astype(jnp.int32)
+  real = jnp.maximum(jnp.sum(weights > 0, dtype=jnp.int32), 1)
+  return order[(jnp.argmax(order == i).astype(jnp.int32) + jax.random.randint(key, (), 1, jnp.maximum(real, 2))) % real]
+
+
 @defense(
   place='data',
   citation='Huang, Song, Li, Arora: InstaHide: Instance-hiding Schemes for Private Distributed Learning. ICML 2020.',
@@ -312,10 +321,10 @@ def instahide(
   r"""InstaHide (Huang et al., ICML 2020): mixes each private image with others, then flips signs of pixels at random.
 
   Image i becomes `σ ∘ Σ_j λ_j s_j` in the range [−1, 1]. Here s holds the image, one other private image of the batch
-  if there is one, and public images up to `mixed` in all. Each public image occurs at most once. λ is as `coefficients`
-  draws it, and σ is a uniform random sign for each pixel and channel. The label is the mixture of the private images'
-  labels by their λ, divided by the sum of these, since public images have no labels. The published code's lower bound
-  0.3 on that sum is left out.
+  if there is one, and public images up to `mixed` in all. Padding, of weight 0, is no other image. Each public image
+  occurs at most once. λ is as `coefficients` draws it, and σ is a uniform random sign for each pixel and channel. The
+  label is the mixture of the private images' labels by their λ, divided by the sum of these, since public images have
+  no labels. The published code's lower bound 0.3 on that sum is left out.
 
   |2x − 1| of an encoding x is the mixture's magnitude at every pixel: σ removes only the sign. Carlini et al. (2021)
   decode InstaHide from thousands of encodings of the same private images, given the public ones. No such attack is
@@ -331,7 +340,7 @@ def instahide(
     largest: upper bound of each coefficient, at least 1/mixed.
 
   Returns:
-    (key, images, targets) -> (samples, targets).
+    (key, images, targets, weights=None) -> (samples, targets).
 
   Raises:
     UsageError: for a bound below 1/mixed or too few public images; when called, without public images or a key.
@@ -342,7 +351,9 @@ def instahide(
       f'instahide(mixed) is {mixed}, which takes up to {mixed - 1} public images, and public holds {public[0].shape[0]}'
     )
 
-  def transform(key: jax.Array | None, images: jax.Array, targets: jax.Array) -> Samples:
+  def transform(
+    key: jax.Array | None, images: jax.Array, targets: jax.Array, weights: jax.Array | None = None
+  ) -> Samples:
     errors.check_image_batch('the defense instahide', images.shape)
     count, others = images.shape[0], jnp.asarray(require_public(public)[0], images.dtype)
 
@@ -350,12 +361,18 @@ def instahide(
       coefficient_key, partner_key, public_key, sign_key = jax.random.split(key, 4)
       own = i[None]
       if count > 1:
-        own = jnp.stack([i, (i + jax.random.randint(partner_key, (), 1, count)) % count])
-      chosen = jax.random.choice(public_key, others.shape[0], (mixed - own.size,), replace=False)
-      weights = coefficients(coefficient_key, mixed, largest).astype(images.dtype)
-      mixture = jnp.tensordot(weights, jnp.concatenate([images[own], others[chosen]]), 1)
+        own = jnp.stack([i, _partner(partner_key, i, count, weights)])
+      chosen = others[jax.random.choice(public_key, others.shape[0], (mixed - 1,), replace=False)]
+      held = jnp.concatenate([images[own], chosen[: mixed - own.size]])
+      parts = coefficients(coefficient_key, mixed, largest).astype(images.dtype)
+      private = parts[: own.size]
+      if count > 1 and weights is not None:  # alone among padding, it has no partner
+        alone = jnp.sum(weights > 0) < 2
+        held = jnp.where(alone, jnp.concatenate([images[i][None], chosen]), held)
+        private = jnp.where(alone & jnp.asarray([False, True]), 0.0, private)
+      mixture = jnp.tensordot(parts, held, 1)
       signs = jax.random.rademacher(sign_key, mixture.shape, mixture.dtype)
-      private = weights[: own.size] / jnp.sum(weights[: own.size])
+      private /= jnp.sum(private)
       return jnp.clip((signs * (2 * mixture - 1) + 1) / 2, 0, 1), jnp.tensordot(private, targets[own], 1)
 
     keys = jax.random.split(_stream('instahide', key), count)

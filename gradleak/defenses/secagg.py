@@ -1,6 +1,5 @@
 """The rounding of secure aggregation, as Flower's SecAgg+ does it before it masks."""
 
-import zlib
 from typing import Annotated, Any
 
 import jax
@@ -10,7 +9,7 @@ import optax
 from gradleak.core import errors, trees
 from gradleak.core.settings import Range
 from gradleak.core.trees import Tree
-from gradleak.defenses.base import require_key
+from gradleak.defenses.base import stream
 from gradleak.defenses.defense import Noise, Settings, defense
 
 
@@ -61,7 +60,7 @@ def secagg_rounding(
     updates: Tree, state: optax.OptState, params: Tree = None, *, key: jax.Array | None = None, **extra: Any
   ) -> tuple[Tree, optax.OptState]:
     del extra
-    key = require_key('secagg_rounding', key)
+    key = stream('secagg_rounding', key, updates)
     if params is None:
       raise errors.UsageError(
         'the defense secagg_rounding rounds whole weights and needs params: call update(…, params)'
@@ -78,7 +77,6 @@ def secagg_rounding(
       return ((cut + moved) / scale - before).astype(update.dtype)
 
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)
-    draws = trees.draws(jax.random.uniform, jax.random.fold_in(key, zlib.crc32(b'secagg_rounding')), shapes)
-    return jax.tree.map(one, updates, params, draws), state
+    return jax.tree.map(one, updates, params, trees.draws(jax.random.uniform, key, shapes)), state
 
   return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -1,6 +1,5 @@
 """Central differential privacy as Flower's strategy wrappers run it: the server clips uploads, and adds noise."""
 
-import zlib
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -10,7 +9,7 @@ import optax
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Positive
 from gradleak.core.trees import Tree
-from gradleak.defenses.base import require_key
+from gradleak.defenses.base import stream
 from gradleak.defenses.defense import defense
 
 
@@ -32,6 +31,7 @@ class ServerDPState(NamedTuple):
   published='DifferentialPrivacyServerSideClipping',
   random=True,
   clips_each='upload',
+  replaces=True,
   remark=lambda context, settings: 'no ε against the server: it sees every upload before it clips and adds noise',
 )
 def server_dp(
@@ -55,6 +55,7 @@ def server_dp(
   Adaptive clipping draws its noise for the norm of the next round. The noise of the count has the standard deviation
   clients / 20, and takes part of the noise multiplier. Flower counts the clipped uploads; the paper counts those that
   are not (`counts='unclipped'`). Flower's norm therefore falls where most uploads are clipped, and leaves the quantile.
+  An upload whose norm is no finite number becomes zeros, and counts as clipped.
 
   Formula:
     \bar{\Delta}' = \sum_k w_k \Delta_k \min(1, C / \lVert \Delta_k \rVert_2) + n, \quad
@@ -97,17 +98,16 @@ def server_dp(
     del params, extra
     if uploads is None or weights is None:
       raise errors.UsageError('the defense server_dp clips each upload: call update(…, uploads=…, weights=…)')
-    key = jax.random.fold_in(require_key('server_dp', key), zlib.crc32(b'server_dp'))
-    first, second = jax.random.split(key)
+    first, second = jax.random.split(stream('server_dp', key, updates))
     mean, norms = _clipped(uploads, weights, state.norm)
-    share = _share(first, (norms > state.norm) == (counts == 'clipped'), weights > 0, clients / 20)
+    share = _share(first, ~(norms <= state.norm) == (counts == 'clipped'), weights > 0, clients / 20)
     adapts = jnp.asarray(rate, jnp.float32) > 0
     step = jnp.asarray(rate, jnp.float32) * (share - jnp.asarray(quantile, jnp.float32))
     adapted = jnp.where(adapts, state.norm * jnp.exp(-step), state.norm)
     multiplier = jnp.where(adapts, _remaining(noise, clients / 20), jnp.asarray(noise, jnp.float32))
     scale = jnp.where(multiplier > 0, multiplier * adapted / clients, 0.0)
     draws = trees.draws(jax.random.normal, second, updates)
-    noisy = jax.tree.map(lambda m, z, u: m.astype(u.dtype) + scale.astype(u.dtype) * z, mean, draws, updates)
+    noisy = jax.tree.map(lambda m, z, u: (m + scale.astype(z.dtype) * z).astype(u.dtype), mean, draws, updates)
     return noisy, ServerDPState(adapted)
 
   return optax.GradientTransformationExtraArgs(init, update)
@@ -121,8 +121,12 @@ def _clipped(uploads: Tree, weights: jax.Array, norm: jax.Array) -> tuple[Tree, 
 
   uploads = jax.tree.map(lambda u: jnp.where(rows(weights > 0, u), u, jnp.zeros_like(u)), uploads)  # 0·NaN is NaN
   clipped = jax.vmap(lambda upload: trees.clip(upload, norm))(uploads)
-  mean = jax.tree.map(lambda u: jnp.tensordot(weights.astype(u.dtype), u, 1), clipped)
-  return mean, jax.vmap(trees.norm)(uploads)
+
+  def mean(stacked: jax.Array) -> jax.Array:
+    stacked = trees.widened(stacked)
+    return jnp.tensordot(weights.astype(stacked.dtype), stacked, 1)
+
+  return jax.tree.map(mean, clipped), jax.vmap(trees.norm)(uploads)
 
 
 def _share(key: jax.Array, counted: jax.Array, answered: jax.Array, stddev: float) -> jax.Array:

@@ -1,6 +1,7 @@
 """NVIDIA FLARE's filter SVTPrivacy: the sparse vector technique on the entries of an update."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import optax
 from gradleak.core import trees
 from gradleak.core.settings import Fraction, NonNegative, Positive
 from gradleak.core.trees import Tree
-from gradleak.defenses.base import stateless
+from gradleak.defenses.base import shared_leaves, stateless
 from gradleak.defenses.clipping import clamp
 from gradleak.defenses.compression import magnitude_at, portion
 from gradleak.defenses.defense import Context, Noise, Settings, defense
@@ -32,7 +33,7 @@ def _released(settings: Settings) -> float:
 
 
 def _accounted(context: Context, settings: Settings) -> str:
-  size = sum(leaf.size for leaf in jax.tree.leaves(context.variables['params']))
+  size = sum(leaf.size for leaf in shared_leaves(context.variables['params'], context.unshared)[0])
   count = int(portion(settings['fraction'], size))
   spent = settings['epsilon'] + count * settings['noise_var']
   return (
@@ -47,6 +48,7 @@ def _accounted(context: Context, settings: Settings) -> str:
   'FLARE 2.9.',
   published='SVTPrivacy',
   random=True,
+  arguments=lambda context, settings: (context.unshared,),
   sparsifies='zeros',
   noise=Noise(lambda settings, context, count: 2 * _scale(settings) ** 2, _released, distribution='laplace'),
   limits=lambda settings: settings['gamma'],
@@ -55,6 +57,7 @@ def _accounted(context: Context, settings: Settings) -> str:
   remark=_accounted,
 )
 def svt_privacy(
+  unshared: Any = None,
   *,
   fraction: Fraction = 0.1,
   epsilon: Positive = 0.1,
@@ -87,6 +90,7 @@ def svt_privacy(
     \varepsilon_1 : \varepsilon_2 = 1 : (2n)^{2/3}, \quad \varepsilon_1 + \varepsilon_2 = \varepsilon
 
   Args:
+    unshared: the paths of parameters that are not shared, whose zeros are no entries; None for none.
     fraction: n over the number of entries of the network.
     epsilon: ε of the selection.
     noise_var: v, the ε of each value that is sent, and no variance.
@@ -100,7 +104,9 @@ def svt_privacy(
   """
 
   def release(key: jax.Array, updates: Tree) -> Tree:
-    leaves, treedef = jax.tree.flatten(updates)
+    leaves, whole = shared_leaves(updates, unshared)
+    if not leaves:
+      return updates
     flat = jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in leaves])
     query, draw, value = jax.random.split(key, 3)
     limit = jnp.asarray(gamma, jnp.float32)
@@ -111,7 +117,7 @@ def svt_privacy(
     noise = 2 * limit / jnp.asarray(noise_var, jnp.float32) * trees.draws(jax.random.laplace, value, flat)
     sent = jnp.split(jnp.where(chosen, cut + noise, 0.0), np.cumsum([leaf.size for leaf in leaves])[:-1])
     new = [u if not u.ndim else s.reshape(u.shape).astype(u.dtype) for u, s in zip(leaves, sent, strict=True)]
-    return treedef.unflatten(new)
+    return whole(new)
 
   return stateless('svt_privacy', release, random=True)
 

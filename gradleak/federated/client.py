@@ -5,6 +5,7 @@ The victim and the attacker's simulation of it run the same code; they differ on
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -66,7 +67,7 @@ class Client:
     step: the defense on the gradient of each local step, before the local optimizer.
     upload: the defense on the update before it is sent.
     transform: the defense on the samples, (key, samples, targets as probabilities) -> those to train on instead; None
-      for none.
+      for none. One that mixes samples also takes `weights=`, those of `participate`.
     epochs: passes over the samples, in their order.
     batch_size: samples per local step; None takes all. A smaller last batch is averaged over what it holds.
     drop_last: whether a smaller last batch is left out of each epoch instead.
@@ -224,7 +225,7 @@ class Client:
     check_mode(self.model, variables, self._shape(samples), self.batch_norm)
     if self.cohort > 1:
       return self._together(key, variables, samples, targets, weights, state)
-    samples, targets = self.transformed(key, samples, targets)
+    samples, targets = self.transformed(key, samples, targets, weights)
     padded = weights is not None
     if weights is not None:
       self._check_padding(variables, samples, targets, weights)
@@ -241,9 +242,10 @@ class Client:
       update, batch_stats, step_state = self._defended_gradient(
         key, variables, self._init_step(variables), samples, targets, weights, filled=padded
       )
+      passed = _joint_mask(step_state, update)
     else:
-      update, batch_stats, step_state = self._train(key, variables, samples, targets, weights, steps, padded)
-    upload, state = self._send(key, variables['params'], update, step_state, state, samples, targets, count)
+      update, batch_stats, passed = self._train(key, variables, samples, targets, weights, steps, padded)
+    upload, state = self._send(key, variables['params'], update, passed, state, samples, targets, count)
     return upload, state, batch_stats
 
   def _check_padding(self, variables: Mapping, samples: jax.Array, targets: jax.Array, weights: jax.Array) -> None:
@@ -295,17 +297,22 @@ class Client:
     mask = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.mask)
     return Upload(mean(uploads.update), mask, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
 
-  def transformed(self, key: jax.Array | None, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def transformed(
+    self, key: jax.Array | None, samples: jax.Array, targets: jax.Array, weights: jax.Array | None = None
+  ) -> tuple[jax.Array, jax.Array]:
     """Returns the samples that the client trains on in place of these, targets as probabilities.
 
     Args:
       key: as `local_update` takes it.
       samples, targets: [N, …], and class indices or probabilities.
+      weights: as `participate` takes them.
     """
     samples, targets = self._samples(samples, targets)
     if self.transform is None:
       return samples, targets
-    return self.transform(None if key is None else jax.random.fold_in(key, 4), samples, targets)
+    takes = weights is not None and 'weights' in inspect.signature(self.transform).parameters
+    given = {'weights': weights} if takes else {}
+    return self.transform(None if key is None else jax.random.fold_in(key, 4), samples, targets, **given)
 
   def _samples(self, samples: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the samples, targets as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
@@ -426,8 +433,8 @@ class Client:
     weights: jax.Array,
     steps: int,
     padded: bool,
-  ) -> tuple[Tree, Tree, Any]:
-    """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, the step chain's last state)."""
+  ) -> tuple[Tree, Tree, Tree]:
+    """Runs local SGD and returns (θ_T − θ_0, the last batch statistics, a mask of what a step's chain let pass)."""
     size = self.batch_size or samples.shape[0]
     per_epoch = steps // self.epochs
     used = per_epoch * size
@@ -449,7 +456,7 @@ class Client:
     orders = None if self.order is None else self._orders(samples.shape[0], padded)
 
     def one_step(carry: tuple, index: jax.Array) -> tuple[tuple, None]:
-      params, batch_stats, state, optimizer_state = carry
+      params, batch_stats, state, optimizer_state, passed = carry
       step_key = None if key is None else jax.random.fold_in(jax.random.fold_in(key, 2), index)
       current = {**variables, 'params': params}
       if variables.get('batch_stats'):
@@ -480,19 +487,23 @@ class Client:
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
       if self.frozen:  # neither weight decay nor the noise of a defense moves them
         updates = trees.masked(updates, self.trained_layers(params, self._shape(samples)))
-      stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state
+      if passed is not None:
+        passed = jax.tree.map(jnp.logical_or, passed, _joint_mask(state, params))
+      stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state, passed
       if padded:
         filled = (jnp.all if self._fills_batches else jnp.any)(batch[2] > 0)
         stepped = jax.tree.map(functools.partial(jnp.where, filled), stepped, carry)
       return stepped, None
 
     params = variables['params']
-    start = (params, variables.get('batch_stats', {}), self._init_step(variables), optimizer.init(params))
+    state = self._init_step(variables)
+    passed = trees.zeros_like(_joint_mask(state, params)) if optax.tree.get_all_with_path(state, 'mask') else None
+    start = (params, variables.get('batch_stats', {}), state, optimizer.init(params), passed)
     # Optimizer states may hold weakly typed leaves, which a scan's carry rejects.
     start = jax.tree.map(lambda x: jnp.asarray(x, x.dtype), start)
     remat = steps >= _MANY_STEPS if self.remat is None else self.remat
-    trained, batch_stats, state, _ = _scan(one_step, start, steps, remat)
-    return trees.subtract(trained, params), batch_stats, state
+    trained, batch_stats, _, _, passed = _scan(one_step, start, steps, remat)
+    return trees.subtract(trained, params), batch_stats, _joint_mask((), params) if passed is None else passed
 
   def _orders(self, count: int, padded: bool) -> jax.Array:
     """Returns the order of the samples in each epoch, int32 [epochs, N]."""
@@ -508,22 +519,21 @@ class Client:
     key: jax.Array | None,
     params: Tree,
     update: Tree,
-    step_state: Any,
+    passed: Tree,
     state: Any,
     samples: jax.Array,
     targets: jax.Array,
     count: jax.Array,
   ) -> tuple[Upload, Any]:
-    """Applies the upload chain, then the trees `mask` in the states of both chains."""
+    """Applies the upload chain to what is shared, then its masks and that of what the step chain let `passed`."""
     noise = None if key is None else jax.random.fold_in(key, 3)
     chain = optax.with_extra_args_support(self.upload)
     state = chain.init(params) if state is None else state
-    update, state = chain.update(update, state, params, key=noise, batch=(samples, targets))
-    mask = jax.tree.map(lambda x: jnp.ones((), bool), update)
     if self.frozen or self.private:
-      mask = self.shared_layers(params, self._shape(samples))
-    for _, found in optax.tree.get_all_with_path((step_state, state), 'mask'):
-      mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
+      shared = self.shared_layers(params, self._shape(samples))
+      update, passed = trees.masked(update, shared), jax.tree.map(jnp.logical_and, shared, passed)
+    update, state = chain.update(update, state, params, key=noise, batch=(samples, targets))
+    mask = jax.tree.map(jnp.logical_and, passed, _joint_mask(state, update))
     return Upload(trees.masked(update, mask), mask, count), state
 
 
@@ -561,6 +571,14 @@ def _checked_order(given: Any, shuffled: bool, epochs: int) -> tuple[tuple[int, 
   if shuffled:
     raise errors.UsageError('the order of the samples is given, and they are to be shuffled: leave one of the two out')
   return found
+
+
+def _joint_mask(state: Any, like: Tree) -> Tree:
+  """Returns a tree of booleans: what all trees `mask` in a chain's state let pass."""
+  mask = jax.tree.map(lambda x: jnp.ones((), bool), like)
+  for _, found in optax.tree.get_all_with_path(state, 'mask'):
+    mask = jax.tree.map(jnp.logical_and, mask, _checked_mask(found, mask))
+  return mask
 
 
 def _checked_mask(found: Tree, like: Tree) -> Tree:

@@ -21,6 +21,7 @@ from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, 
 from gradleak.core.trees import Tree
 from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
+from gradleak.defenses.defense import Defense, check_order
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
@@ -51,7 +52,8 @@ class Federation:
     weighting: the weight of an upload: 'samples' (the number behind it) or 'equal'.
     server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` computes the
       mean, with equal weights and 0 for what was not sent.
-    drop_out: probability that a drawn client does not answer.
+    drop_out: probability that a drawn client does not answer. The state of its upload chain stays that of its last
+      answer: `fragmentation` then compares with the model that it received for that.
     defended: the clients under `client`'s defenses, the others train without; None means all of them.
     bits: what a defended client sends of a tensor, floats [K, …] -> the bits of its code, [K]; None for those of its
       type. It is `Defense.bits`.
@@ -80,6 +82,8 @@ class Federation:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
     check_partition(self.partition, len(self.samples))
     check_fields(self)
+    if isinstance(self.chain, Defense):
+      check_order(self.chain)
     errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.defended is not None and not isinstance(self.defended, tuple | list):
       raise errors.UsageError(f'defended is {errors.shown(self.defended)}, expected the numbers of clients')

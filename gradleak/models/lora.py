@@ -34,8 +34,8 @@ def lora(
   r"""Returns `model` with W + (alpha / rank)·A·B in place of each weight matrix W, of which A and B are the parameters.
 
   A is drawn from N(0, 1/rows) and B is zero, so that the network starts as `model`. Everything else, biases and norms
-  too, stands in the collection 'base' of the variables and is neither trained nor shared. A kernel with more than two
-  axes is the matrix with the last axis as columns.
+  too, stands in the collection 'base' of the variables and is neither trained nor shared. The running statistics of
+  BatchNorm stay in theirs, and are. A kernel with more than two axes is the matrix with the last axis as columns.
 
   Formula:
     W' = W + \frac{\text{alpha}}{\text{rank}} A B, \quad A_{ij} \sim \mathcal{N}(0, 1 / \text{rows}), \quad B = 0

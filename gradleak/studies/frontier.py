@@ -258,6 +258,11 @@ def frontier(
     'gradleak.frontier', changes, settings=(FrontierSettings, settings), execution=(Execution, execution)
   )
   check(given)
+  if given.server != 'sgd' and given.server_momentum:
+    raise errors.UsageError(
+      f'server_momentum is {given.server_momentum!r}, and the server takes {given.server}, which has its own: leave it '
+      'at 0'
+    )
   given = dataclasses.replace(given, evaluate_every=given.evaluate_every or max(1, given.rounds // MEASUREMENTS))
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')

@@ -306,3 +306,22 @@ def test_public_samples_that_do_not_fit_are_named(settings, small_images):
   params = setting.variables['params']
   with pytest.raises(errors.UsageError, match=r'\(7, 8, 1\), the batch \(8, 8, 1\)'):
     defense.update(setting.gradient, defense.init(params), params, key=KEY, batch=(setting.samples, setting.targets))
+
+
+def test_the_mixture_is_reduced_as_the_clients_loss_is(settings):
+  """A sum over the batch stays one, also where classes have weights; a mean by weights has no part of each sample."""
+  setting, weight = settings['lenet'], tuple(range(1, 11))
+  batch, dummies = (setting.samples, setting.targets), unlike(setting)
+  mixed = {}
+  for name, given in {
+    'mean': {}, 'sum': {'reduction': 'sum'}, 'samples': {'weight': weight, 'average': 'samples'},
+    'weighed': {'weight': weight, 'reduction': 'sum'}, 'relative': {'weight': weight},
+  }.items():  # fmt: skip
+    client = dataclasses.replace(setting.client, loss=gl.losses.cross_entropy(**given))
+    if name == 'relative':
+      with pytest.raises(errors.UsageError, match='no sample has one of its own'):
+        conceal(dataclasses.replace(setting, client=client))
+    else:
+      mixed[name] = flat(mixed_gradient(client, setting.variables, batch, dummies, jnp.asarray(WEIGHTS), 0.7))
+  np.testing.assert_allclose(mixed['sum'], 3 * mixed['mean'], rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(mixed['weighed'], 3 * mixed['samples'], rtol=1e-5, atol=1e-7)

@@ -587,6 +587,15 @@ def test_random_is_what_depends_on_the_key(name, behaviour):
   assert trait(name, 'random') == differs(trees.take(outputs, 0), trees.take(outputs, 1))
 
 
+# Concealment also turns its result by the update that it is handed.
+@pytest.mark.parametrize('name', [name for name in CASES if name != 'concealment'])
+def test_of_what_it_replaces_a_defense_shows_no_more_than_norms(name, behaviour):
+  defended = behaviour(name)
+  turned = jax.tree.map(jnp.flip, defended.given.updates)
+  pairs = zip(*(jax.tree.leaves(defended(updates=given)[0]) for given in (defended.given.updates, turned)), strict=True)
+  assert trait(name, 'replaces') == all(np.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs)
+
+
 @every_defense
 def test_noise_is_what_is_added_to_a_gradient_of_zero(name, behaviour):
   """Without labels the loss is zero, and with it the gradient of every sample."""

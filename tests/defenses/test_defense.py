@@ -1,6 +1,8 @@
 """What a defense is: its settings and traits, chains, a user's own, and where each stage acts."""
 
+import copy
 import dataclasses
+import pickle
 from typing import Annotated
 
 import jax
@@ -17,6 +19,8 @@ from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import facts
 from gradleak.core import errors
 from gradleak.core.settings import Count, Range
+from gradleak.defenses.defense import remarks
+from gradleak.federated import simulation
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -355,3 +359,95 @@ def test_outside_of_an_audit_what_it_is_made_for_is_asked_for(make, given):
   batch = jnp.ones((1, 8, 8, 1)), jnp.ones((1, 10))
   with pytest.raises(errors.UsageError, match=rf'{defense.stages[0].name}\({given}, …\)'):
     defense.update(UPDATES, defense.init(UPDATES), UPDATES, key=KEY, batch=batch)
+
+
+@pytest.mark.parametrize(
+  ('first', 'last'),
+  [
+    ('outpost', 'clip_samples(norm=1)'),
+    ('soteria(rate=0.5)', 'dpsgd(norm=1,noise=1)'),
+    ('graddefense_step(stddev=1)', 'concealment(steps=1)'),
+    ('clip(norm=1)', 'null_gradient'),
+  ],
+)
+def test_a_stage_that_another_one_undoes_is_refused(first, last, context):
+  with pytest.raises(errors.UsageError, match=r'computes anew what .* has changed, which has no effect: put .* first'):
+    defenses.bind(gl.parse(f'{first}+{last}'), context)
+
+
+def test_a_stage_that_replaces_its_input_follows_those_of_other_places_and_idle_ones(context):
+  for text in ('clip(norm=1)+clip_samples(norm=1)', 'graddefense_step(stddev=0)+dpsgd(norm=1,noise=1)'):
+    defenses.bind(gl.parse(text), context)
+  defenses.bind(gl.parse('gaussian(stddev=1)+clip(norm=1)'), context)
+
+
+def test_at_the_server_a_stage_that_another_one_undoes_is_refused(linear, small_images):
+  images, labels = small_images
+  chain = defenses.chain(defenses.compensation(stddev=0.1), defenses.server_dp(noise=0.0, clients=1))
+  with pytest.raises(errors.UsageError, match='server_dp computes anew what compensation has changed'):
+    simulation.Federation(linear.client, images, labels, [np.arange(len(labels))], 1, chain=chain)
+
+
+def test_results_say_that_an_epsilon_is_of_real_numbers(context):
+  half = dataclasses.replace(context, variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), context.variables))
+  dp = defenses.client_dp(norm=1.0, noise=1.0)
+  assert 'half precision' in remarks(dp, half) and not remarks(dp, context)
+  assert not remarks(defenses.prune(rate=0.5), half)
+
+
+def test_positional_parameters_can_be_named(linear):
+  made = defenses.clip_samples(client=linear.client, norm=1.0)
+  assert made == defenses.clip_samples(linear.client, norm=1.0)
+  assert defenses.outpost(layers=None, noise=0.5) == defenses.outpost(noise=0.5)
+  with pytest.raises(errors.UsageError, match='multiple values'):
+    defenses.clip_samples(linear.client, client=linear.client, norm=1.0)
+  with pytest.raises(errors.UsageError, match='unknown setting of the defense clip_samples'):
+    defenses.clip_samples(clientt=linear.client, norm=1.0)
+
+
+def test_optax_injects_the_settings_of_a_defense():
+  made = optax.inject_hyperparams(defenses.outpost)(noise=0.5)
+  state = made.init(UPDATES)
+  assert set(state.hyperparams) == {'decay', 'fisher', 'noise', 'prune'}
+  jax.jit(lambda u, s: made.update(u, s, u, key=KEY))(UPDATES, state)
+
+
+COPIES = {
+  'copy': copy.copy, 'deepcopy': copy.deepcopy, 'pickle': lambda defense: pickle.loads(pickle.dumps(defense)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('way', COPIES)
+def test_a_copy_of_a_defense_is_equal(way):
+  chain = defenses.chain(defenses.clip(norm=1.0), defenses.gaussian(stddev=0.5))
+  copied = COPIES[way](chain)
+  assert copied == chain and str(copied) == str(chain)
+  np.testing.assert_array_equal(apply(copied), apply(chain))
+
+
+def test_what_makes_named_tuples_anew_gets_a_plain_transformation(linear):
+  noise = defenses.gaussian(stddev=0.5)
+  mapped = jax.tree.map(lambda x: x, noise)
+  fields = dataclasses.asdict(dataclasses.replace(linear.client, step=noise))['step']
+  for plain in (mapped, fields, noise._replace(init=noise.init)):
+    assert isinstance(plain, optax.GradientTransformation) and not isinstance(plain, defenses.Defense)
+    np.testing.assert_array_equal(apply(plain), apply(noise))
+
+
+@pytest.mark.parametrize('text', ['clip(norm=1)', 'gaussian(stddev=1)', 'topk(ratio=0.5)', 'client_dp(norm=1,noise=1)'])
+def test_updates_that_are_no_floats_are_refused(text):
+  with pytest.raises(errors.UsageError, match='acts on floats, and count of the update is int32'):
+    made = gl.parse(text)
+    made.update({'count': jnp.arange(3)}, made.init(UPDATES), key=KEY)
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'clip(norm=1)', 'client_dp(norm=1,noise=1)', 'dgc(ratio=0.5,clip=1)', 'null_gradient', 'percentile_privacy',
+    'svt_privacy', 'gaussian(stddev=1)', 'topk(ratio=0.5)',
+  ],
+)  # fmt: skip
+def test_an_update_without_leaves_stays_empty(text):
+  made = gl.parse(text)
+  assert made.update({}, made.init({}), {}, key=KEY)[0] == {}

@@ -466,3 +466,28 @@ def test_running_statistics_are_asked_for():
   jax.eval_shape(
     lambda v: defense.update(gradient, defense.init(gradient), v['params'], variables=v, **given), variables
   )
+
+
+@pytest.mark.parametrize('field', ['frozen', 'private'])
+def test_slices_hold_what_is_shared_alone(field):
+  """Else most of the noise falls on layers that the server never sees, and many uploads have none."""
+  model = models.mlp(5, widths=(64, 16))
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  images, labels = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1)), jnp.arange(4)
+  client = Client(model, 5, **{field: ('Dense_0', 'Dense_1')})
+  before = client.local_update(None, variables, images, labels).update['Dense_2']
+  bound = defenses.bind(
+    defenses.graddefense_step(stddev=1.0, ratio=0.5), defenses.Context(client, variables, (8, 8, 1))
+  )
+  update = jax.jit(lambda key: bound.client(client).local_update(key, variables, images, labels).update['Dense_2'])
+  for seed in range(4):
+    after = update(jax.random.key(seed))
+    touched = np.concatenate([np.ravel(np.abs(after[name] - before[name]) > 1e-4) for name in ('kernel', 'bias')])
+    assert 0.3 < touched.mean() < 0.7
+
+
+def test_a_slice_without_a_finite_norm_is_zeros():
+  *_, images, _, gradient = setting('lenet')
+  broken = jax.tree.map(lambda g: jnp.full_like(g, jnp.nan), gradient)
+  settings = {'stddev': 0.0, 'ratio': 1.0, 'clip': 1.0}
+  assert not any(np.any(x) for x in jax.tree.leaves(step_defense()(broken, images, jnp.ones(4), settings)))

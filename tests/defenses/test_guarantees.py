@@ -114,3 +114,13 @@ def test_which_bound_is_missing(defense, norm):
 
 def test_of_a_transformation_without_traits_no_bound_is_missing():
   assert missing_bound(None) is missing_bound(defenses.wrap(optax.identity(), 'upload')) is None
+
+
+def test_a_clip_of_each_local_step_bounds_no_upload():
+  clipped = defenses.wrap(optax.clip_by_global_norm(1.0), 'step', clips=lambda settings: 1.0, post_processing=True)
+  for noise in (defenses.gaussian(stddev=1.0), defenses.laplace(scale=1.0)):
+    chain = defenses.chain(clipped, noise)
+    assert mechanisms(chain) == ()
+    assert missing_bound(chain) == 'L2'
+  local = defenses.local_dp(norm=2.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
+  assert mechanisms(defenses.chain(clipped, local)) == mechanisms(local) != ()

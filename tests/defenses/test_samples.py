@@ -468,3 +468,34 @@ def test_public_images_are_needed_and_enough_of_them(batch, public):
     defenses.bind(samples.instahide(), context)
   with pytest.raises(errors.UsageError, match='up to 6 public images, and public holds 5'):
     defenses.bind(samples.instahide(mixed=7, largest=0.5), dataclasses.replace(context, public=public))
+
+
+@pytest.mark.parametrize('count', [1, 2])
+def test_instahide_mixes_no_image_with_padding(batch, public, count):
+  """In a training, small clients are padded by copies of their own images."""
+  transform = samples.instahide(public)
+  images, targets = (x[:count] for x in batch)
+  padded = [jnp.concatenate([x, x, x]) for x in (images, targets)]
+  weights = jnp.asarray([1.0] * count + [0.0] * 2 * count)
+  for seed in range(3):
+    alone, among = transform(jax.random.key(seed), images, targets), transform(jax.random.key(seed), *padded, weights)
+    for one, other in zip(alone, among, strict=True):
+      np.testing.assert_allclose(one, other[:count], atol=1e-6)
+
+
+def test_a_client_tells_instahide_its_padding(batch, public):
+  seen = []
+
+  def transform(key, images, targets, weights=None):
+    seen.append(weights)
+    return images, targets
+
+  model = models.mlp(10, widths=4)
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  plain = lambda key, images, targets: (images, targets)  # noqa: E731
+  labels, weights = jnp.arange(3), jnp.asarray([1.0, 1.0, 0.0])
+  for one in (transform, plain):
+    client = Client(model, 10, transform=one)
+    client.participate(KEY, variables, batch[0], labels, weights)
+    client.local_update(KEY, variables, batch[0], labels)
+  assert seen[0] is weights and seen[1] is None

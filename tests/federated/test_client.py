@@ -325,7 +325,7 @@ def test_both_chains_act_on_a_gradient(linear, samples):
 
 
 @pytest.mark.parametrize(
-  ('until', 'sent'), [(6, True), (5, False), *(pytest.param(n, False, marks=pytest.mark.slow) for n in (1, 7))]
+  ('until', 'sent'), [(5, True), (7, False), *(pytest.param(n, True, marks=pytest.mark.slow) for n in (1, 6))]
 )
 def test_the_step_chains_state_is_carried_through_all_local_steps(linear, samples, until, sent):
   model, variables = linear
@@ -456,3 +456,51 @@ def test_a_state_that_calls_something_else_a_mask_is_refused(linear, samples):
     )
     with pytest.raises(errors.UsageError, match="a field 'mask' that is no tree of booleans"):
       Client(model, CLASSES, upload=own).local_update(KEY, variables, *samples)
+
+
+def test_the_upload_chain_sees_what_is_shared_alone(normed, samples):
+  """Else the norm of private layers decides how far the others are clipped."""
+  model, variables = normed
+  plain = update(Client(model, CLASSES, private=('Dense_1',)), variables, *samples).update
+  bound = float(trees.norm(plain)) * 1.01
+  clipped = Client(model, CLASSES, private=('Dense_1',), upload=defenses.clip(norm=bound))
+  assert_trees_close(update(clipped, variables, *samples).update, plain)
+
+
+@pytest.mark.parametrize('field', ['frozen', 'private'])
+@pytest.mark.parametrize(
+  ('defense', 'part'),
+  [
+    (defenses.percentile_privacy(percentile=50.0, gamma=10.0), 0.5),
+    (defenses.svt_privacy(fraction=0.3, replace=False), 0.3),
+  ],
+)
+def test_layers_that_are_not_shared_do_not_count_in_a_portion(samples, field, defense, part):
+  images, labels = samples
+  model = models.mlp(CLASSES, widths=16)
+  variables = model.init(KEY, (8, 8, 1))
+  client = Client(model, CLASSES, **{field: ('Dense_0',)})
+  bound = defenses.bind(defense, defenses.Context(client, variables, (8, 8, 1)))
+  found = update(bound.client(client), variables, images, labels, KEY).update
+  sent = np.concatenate([np.ravel(found['Dense_1'][name]) for name in ('kernel', 'bias')])
+  assert np.mean(sent != 0) == pytest.approx(part, abs=0.02)
+  assert not any(np.any(x) for x in found['Dense_0'].values())
+
+
+def test_what_any_local_step_lets_pass_is_sent(linear, samples):
+  """Each step moves other entries: the mask of the last one would drop what the others moved."""
+  model, variables = linear
+
+  def init(params):
+    return CountState(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.ones(p.shape, bool), params))
+
+  def turn(updates, state, params=None, **extra):
+    mask = jax.tree.map(lambda u: (jnp.arange(u.size) % 8 == state.count).reshape(u.shape), updates)
+    return trees.masked(updates, mask), CountState(state.count + 1, mask)
+
+  step = optax.GradientTransformationExtraArgs(init, turn)
+  upload = update(Client(model, CLASSES, share='delta', epochs=2, batch_size=2, step=step), variables, *samples)
+  for name, mask in upload.mask.items():  # of 8 portions, 6 steps let one pass each
+    np.testing.assert_array_equal(np.ravel(mask), np.arange(mask.size) % 8 < 6)
+    assert np.all(np.ravel(upload.update[name])[~np.ravel(mask)] == 0)
+  assert np.mean(np.ravel(upload.update['b']) != 0) > 0.7

@@ -208,6 +208,11 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     (('--all', '--budget=2h later'), ('budget is',)),
     (('--experiment=dcs2_1', '--dry_run', '--rate=0'), ('rate is 0.0', 'expected a finite number in [1, ')),
     (('--all', '--results='), ('--all and --pages need a folder',)),
+    (('--all', '--experiment=dcs2_1'), ('give one of --experiment and --all',)),
+    (('--list', '--pages={new}'), ('give one of --list and --pages',)),
+    (('--experiment=dcs2_1', '--rate=1e9'), ('give --dry_run',)),
+    (('--all', '--weights=mine.npz'), ('--weights is for one table',)),
+    (('--all', '--lpips_heads=heads.npz'), ('--lpips_heads is for one table',)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),
       ('mnist is not prepared in {new}', 'launch/prepare_data.py --dataset=mnist'),

@@ -114,12 +114,14 @@ def test_what_none_beats_is_the_frontier():
     ('--momentum=2', 'momentum is 2'),
     ('--rounds=0', 'rounds is 0'),
     ('--protocol=fll', "unknown protocol 'fll'"),
+    ('--protocol=ffl --share=gradient', 'the protocol ffl is of local training'),
+    ('--server=adam --server_momentum=0.9', 'server_momentum is 0.9'),
     ('--attack_every=-1', 'attack_every is -1'),
     ('--server_noise=-1', 'server_noise is -1'),
     ('--share=weights', "unknown share 'weights'"),
   ],
 )
 def test_one_line_and_status_two(tmp_path, flags, words):
-  done = programs.start('train', *SMALL, '--progress=none', flags, f'--workdir={tmp_path}/new')
+  done = programs.start('train', *SMALL, '--progress=none', *flags.split(), f'--workdir={tmp_path}/new')
   assert done.status == 2 and done.err.startswith('error: ') and words in done.err, done.err
   assert not (tmp_path / 'new').exists()

@@ -179,7 +179,7 @@ def layer_weights(model: models.Model, params: Tree, sample_shape: tuple[int, ..
 
 def clipped(update: Tree, observation: Observation) -> Tree:
   """Returns the update, scaled to the norm that the attacker knows the observed one was clipped to."""
-  return trees.clip(update, observation.clip)
+  return trees.shortened(update, observation.clip)
 
 
 def weighed(update: Tree, observation: Observation) -> Tree:
