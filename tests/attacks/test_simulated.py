@@ -27,7 +27,7 @@ def problem():
 
 def distance(client, seen, images, place=None, **settings):
   matching = attacks.csdlg(steps=1, tv=0.0, **settings)(client).init.__self__
-  return float(jax.jit(matching.losses)(seen, images, seen.targets, None, place)[1])
+  return float(jax.jit(matching.losses)(seen, images, seen.targets, place=place)[1])
 
 
 def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
@@ -50,7 +50,7 @@ def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
   np.testing.assert_allclose(ends[80], 1 - trees.cosine(simulation.reverse(gradient), seen.update), rtol=1e-3)
   assert ends[0] < 0.7 * min(ends[-80], ends[80])
   place = jax.grad(lambda p: attacks.csdlg(steps=1, match='surrogate')(client).init.__self__.losses(
-    seen, images, seen.targets, None, p)[1])(jnp.float32(-20.0))  # fmt: skip
+    seen, images, seen.targets, place=p)[1])(jnp.float32(-20.0))  # fmt: skip
   assert float(place) < 0  # downhill is towards the middle
 
 
@@ -82,6 +82,32 @@ def test_epochs_with_samples_of_their_own(problem):
   uneven = dataclasses.replace(client, batch_size=3)
   with pytest.raises(errors.UsageError, match="orders='free'"):
     distance(uneven, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free')
+
+
+@pytest.mark.parametrize(
+  'share,settings',
+  [
+    ('gradient', {'form': 'whole'}),
+    ('gradient', {'form': 'ghost'}),
+    ('gradient', {'match': 'sign'}),
+    ('delta', {'match': 'approximation'}),
+    ('delta', {'match': 'surrogate'}),
+    ('delta', {'match': 'sign'}),
+  ],
+)
+def test_private_layers_are_no_part_of_what_is_compared(problem, share, settings):
+  client, seen, images = problem
+  name = client.model.layers(SHAPE[1:])[-1].name
+  own = Client(client.model, CLASSES, share=share, optimizer=optax.sgd(0.05))
+  found = {}
+  for which in ('private', 'frozen'):  # either way, the layer in front alone is sent, and the same of it
+    one = dataclasses.replace(own, **{which: (name,)})
+    update = jax.jit(one.local_update)(None, seen.variables, images, seen.targets).update
+    of = dataclasses.replace(seen, update=update, knowledge=Knowledge(share=share))
+    place = jnp.float32(-80) if settings.get('match') == 'surrogate' else None
+    found[which] = distance(one, of, images, place, **settings)
+  assert found['private'] == pytest.approx(found['frozen'], abs=1e-6)
+  assert settings.get('match') == 'sign' or found['private'] < 1e-5
 
 
 def test_what_is_assumed_is_said(problem):

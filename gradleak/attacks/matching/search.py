@@ -21,7 +21,7 @@ from gradleak.attacks.matching import ghost, prefix
 from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, tells, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, classes_of, labels_of, starting_labels
-from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse
+from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse, shared_gradient
 from gradleak.attacks.matching.subsets import Subsets
 from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, summed
 from gradleak.core import errors, trees
@@ -177,7 +177,8 @@ class Matching:
     variables = simulation.model(observation, place)
     if self.by_products(observation, samples, targets):
       towards = reverse(observed) if simulation.takes_gradient() else observed
-      return ghost.cosine(ghost.products(client.gradient, towards, variables, samples, targets, weights=weights))
+      gradient = functools.partial(shared_gradient, client)
+      return ghost.cosine(ghost.products(gradient, towards, variables, samples, targets, weights=weights))
     update = simulation.update(client, variables, samples, targets)
     measure, options = self.comparison.measure, {}
     if measure.layers:
@@ -205,7 +206,8 @@ class Matching:
       return False  # products leave no digits below 1e-7
     if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
       return False  # without tracing the gradient
-    return ghost.saved(self.client.gradient, observation.variables, samples, targets) >= _LARGE
+    gradient = functools.partial(shared_gradient, self.client)
+    return ghost.saved(gradient, observation.variables, samples, targets) >= _LARGE
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""

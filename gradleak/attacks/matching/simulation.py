@@ -10,6 +10,7 @@ Federated Averaging, TMLR 2022).
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -126,10 +127,10 @@ class Simulation:
     """
     simulated = self.trained(client)
     if self.match == 'sign':
-      signs = softened(client.gradient(variables, samples, targets))
+      signs = softened(shared_gradient(client, variables, samples, targets))
       return signs if client.share == 'gradient' else reverse(signs)
     if self.takes_gradient():
-      gradient = client.gradient(variables, samples, targets)
+      gradient = shared_gradient(client, variables, samples, targets)
       each = slopes(client.optimizer, simulated.num_steps(samples.shape[0]), gradient)
       return jax.tree.map(lambda g, slope: g * slope * jnp.asarray(self.rate, g.dtype), gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
@@ -171,6 +172,15 @@ class Simulation:
     if not assumed:
       return f'It knows the local optimizer, its learning rate, the size of the batches and {order}.'
     return f'It assumes {" and ".join(assumed)}, and knows the rest of the local training; of samples, {order}.'
+
+
+def shared_gradient(client: Client, variables: Mapping, samples: jax.Array, targets: jax.Array) -> Tree:
+  """Returns the gradient of the mean loss of samples with zeros in private layers, of which nothing is sent."""
+  gradient = client.gradient(variables, samples, targets)
+  private = client.kept_paths(variables['params'], samples.shape[1 : 1 + client.modality.axes]) if client.private else ()
+  return jax.tree.map_with_path(  # no masks, behind which `ghost` would find no products
+    lambda path, g: jnp.zeros_like(g) if trees.path_names(path) in private else g, gradient
+  )
 
 
 def point(place: jax.Array) -> jax.Array:
