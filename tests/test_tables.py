@@ -465,6 +465,26 @@ def test_the_attack_on_regression_returns_certified_rows_alone():
   assert one.labels[~one.empty].tolist() == targets.argmax(axis=1)[apart.argmin(axis=1)].tolist()
 
 
+@pytest.mark.parametrize('attack', ['linear', 'fidel'])
+def test_closed_forms_read_the_rows_that_a_network_standardises_itself(attack):
+  values = np.random.default_rng(0).normal(50, 20, size=(60, 5))
+  data = gl.data.table(values, np.arange(60) % 5, split='train')
+  model = gl.models.standardised(gl.models.logistic(5, 'default'), np.full(5, 0.7), np.full(5, 1.6))
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(model, data.samples, data.targets, **given)
+  number = 1 if attack == 'fidel' else 3
+  (row,) = audit(scenario, [getattr(gl.attacks, attack)()], 1, batch_size=number, controls=1).rows
+  assert row['revealed'] == number and row['cells'] == 1
+
+
+def test_regression_of_fewer_features_than_rows_is_refused():
+  data = gl.data.table(np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.samples, data.targets, **given)
+  with pytest.raises(gl.UsageError, match='on 2 features gives 3 rows'):
+    audit(scenario, [gl.attacks.linear()], batch_size=3)
+
+
 @pytest.mark.slow
 def test_the_attack_on_regression_reads_batches(mixed):
   values = np.random.default_rng(0).normal(size=(60, 5))
