@@ -110,6 +110,49 @@ def test_private_layers_are_no_part_of_what_is_compared(problem, share, settings
   assert settings.get('match') == 'sign' or found['private'] < 1e-5
 
 
+CONCEALING = [
+  {'batch_size': 2},
+  {'batch_size': 2, 'order': ((3, 1, 0, 2), (2, 0, 1, 3))},
+  {'batch_size': 3},
+  {'batch_size': None},
+  {'batch_size': 1, 'cohort': 2},
+  {'batch_size': 2, 'orders': 'free'},
+  {'batch_size': None, 'orders': 'free'},
+]
+
+
+@pytest.mark.parametrize('trained', CONCEALING)
+@pytest.mark.parametrize('decoys', [1, 2])
+def test_decoys_stand_in_the_local_batches_of_their_samples(problem, trained, decoys):
+  """Against a client whose step takes the mean over a batch and what it conceals beside each of its samples."""
+  client, seen, images = problem
+  trained, settings = dict(trained), {name: trained[name] for name in ('orders',) if name in trained}
+  client = dataclasses.replace(client, **{name: value for name, value in trained.items() if name != 'orders'})
+  added = jax.random.uniform(jax.random.key(2), (decoys, *SHAPE))
+  labels = jax.nn.softmax(jax.random.normal(jax.random.key(3), (decoys, 4, CLASSES)))
+  plain = dataclasses.replace(client, cohort=1, batch_size=None, epochs=1, order=None)
+  gradient = jax.jit(plain.gradient)
+
+  def trained_on(members):
+    params, size = seen.variables['params'], client.batch_size or len(members)
+    for epoch in range(client.epochs):
+      order = members if client.order is None else client.order[epoch]
+      for start in range(0, len(order), size):
+        batch = np.asarray(order[start : start + size])
+        x = jnp.concatenate([images[batch], *added[:, batch]])
+        y = jnp.concatenate([seen.targets[batch], *labels[:, batch]])
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient({'params': params}, x, y))
+    return trees.subtract(params, seen.variables['params'])
+
+  updates = [trained_on(part) for part in np.split(np.arange(4), client.cohort)]
+  of = dataclasses.replace(seen, update=jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *updates))
+  matching = attacks.csdlg(steps=1, tv=0.0, decoys=decoys, **settings)(client).init.__self__
+  copies = 2 if settings else 1
+  beside = jnp.tile(added[:, None], (1, copies, 1, 1, 1, 1)).reshape(-1, *SHAPE[1:])
+  targets = jnp.concatenate([seen.targets, labels.reshape(-1, CLASSES)])
+  assert float(jax.jit(matching.losses)(of, jnp.tile(images, (copies, 1, 1, 1)), targets, 0, beside)[1]) < 1e-6
+
+
 def test_what_is_assumed_is_said(problem):
   client, _, _ = problem
   said = {

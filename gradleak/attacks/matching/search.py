@@ -152,14 +152,12 @@ class Matching:
       decoys: further samples that the client is simulated on, or None.
       place: of the surrogate model, or None.
     """
-    targets = jnp.tile(targets, (self.copies, *[1] * (targets.ndim - 1)))
     client = self.simulation.softly(self.client, count, self.steps)
     if self.comparison.measure.between is None:
       layers = models.require(self.client.model, 'layers')(observation.batch_shape[1:])
       apart = prefix.distance(client, layers, observation, samples)
     else:
-      everything = samples if decoys is None else jnp.concatenate([samples, decoys])
-      apart = self.apart(client, observation, everything, targets, place)
+      apart = self.apart(client, observation, samples, targets, place, decoys)
     return self.added(apart, observation, samples, count), apart
 
   def apart(
@@ -169,9 +167,17 @@ class Matching:
     samples: jax.Array,
     targets: jax.Array,
     place: jax.Array | None = None,
+    decoys: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns the distance between what the client would send of these samples and what was observed, weighed."""
+    """Returns the distance between what the client would send of these samples and what was observed, weighed.
+
+    The arguments are those of `losses`.
+    """
     sample_shape, simulation = observation.batch_shape[1:], self.simulation
+    if decoys is None:
+      targets = jnp.tile(targets, (self.copies, *[1] * (targets.ndim - 1)))
+    else:
+      simulation, client, samples, targets = simulation.beside(client, samples, decoys, targets)
     observed = weighed(observation.update, observation)
     weights = layer_weights(client.model, observation.update, sample_shape, self.comparison.layer_weighting)
     variables = simulation.model(observation, place)
@@ -238,8 +244,7 @@ class Matching:
       chosen = targets * weights.astype(targets.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
 
       def of(seed: jax.Array) -> jax.Array:
-        everything = jnp.concatenate([seed, dummy['decoys']]) if 'decoys' in dummy else seed
-        return self.apart(client, observation, everything, chosen, dummy.get('place'))
+        return self.apart(client, observation, seed, chosen, dummy.get('place'), dummy.get('decoys'))
 
       found = self.samples.each(of, samples)
       return jnp.mean(found) if found.ndim else found

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradleak.core import errors, trees
@@ -110,6 +111,37 @@ class Simulation:
   def copies(self, client: Client) -> int:
     """Returns how many dummy samples there are of each private one."""
     return (self.epochs or client.epochs) if self.orders == 'free' else 1
+
+  def beside(
+    self, client: Client, samples: jax.Array, decoys: jax.Array, targets: jax.Array
+  ) -> tuple['Simulation', Client, jax.Array, jax.Array]:
+    """Returns what is simulated, and of which samples and targets, where each local batch holds its decoys, too.
+
+    Args:
+      client: as it is.
+      samples: [copies · N, …], epoch by epoch.
+      decoys: [D · copies · N, …], the first of each sample before the second ones.
+      targets: [N, …], and behind them those of the decoys, [D · N, …].
+    """
+    count, each = len(samples), 1 + len(decoys) // len(samples)
+    number = len(targets) // each
+    parts = np.arange(count).reshape(client.cohort * (count // number), -1)  # clients, or epochs of their own samples
+    own = parts.shape[1]
+    size = self.batch_size or client.batch_size or own
+
+    def cut(part: np.ndarray) -> list[np.ndarray]:
+      return [part[start : start + size] for start in range(0, own, size)]
+
+    def taken(batches: list[np.ndarray], count: int) -> np.ndarray:
+      return np.concatenate([batch + i * count for batch in batches for i in range(each)])
+
+    batches = list(parts) if client.order is not None else [batch for part in parts for batch in cut(part)]
+    order = client.order and tuple(tuple(taken(cut(np.asarray(one)), own)) for one in client.order)
+    simulated = dataclasses.replace(client, batch_size=client.batch_size and each * client.batch_size, order=order)
+    places = taken(batches, count), taken([batch % number for batch in batches], number)
+    both = jnp.concatenate([samples, decoys]), targets
+    both = tuple(x if np.array_equal(p, np.arange(len(x))) else x[p] for x, p in zip(both, places, strict=True))
+    return dataclasses.replace(self, batch_size=each * self.batch_size), simulated, *both
 
   def update(self, client: Client, variables: Tree, samples: jax.Array, targets: jax.Array) -> Tree:
     """Returns what the client would send of dummy samples.
