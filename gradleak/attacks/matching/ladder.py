@@ -99,7 +99,7 @@ class Ladder:
     chosen = smoothest(found.distance, self.slack)
     kept, state = jax.tree.map(lambda x: x[chosen], (found, states))
     first = self.rung(self.lowest)
-    seen = first.comparison.compared(observation, state.thresholds)
+    seen = first.compared(observation, state.thresholds)
     best = first.better(state, *self.rung(self.weights[chosen]).evaluate(state.dummy, state, seen), seen)
     objective = first.evaluate(best[0], state, seen)[0]
     return kept._replace(

@@ -130,7 +130,8 @@ class Matching:
       for name, one in self.terms
       if one.suits(name, kind) and one.together == together and several[one.beside]
     }
-    given = Given(self.client.model.apply, observation, self.copies, count, self.steps)
+    kept = self.kept(observation)
+    given = Given(self.client.model.apply, observation, self.copies, count, self.steps, kept)
     return sum(addends(terms, samples, given, self.comparison.unit(observation)), total)
 
   def losses(
@@ -279,7 +280,8 @@ class Matching:
       return True
     unknowns = math.prod(self.form.shape(shape, variables))
     ends = float(self.comparison.measure.floor(jnp.float32(1), jnp.float32(2))) > 0
-    return ends and tells(unknowns, sum(leaf.size for leaf in jax.tree.leaves(variables['params'])))
+    kept = self.client.kept_paths(variables['params'], shape[1:])
+    return ends and tells(unknowns, trees.entries(variables['params'], kept))
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
@@ -301,7 +303,12 @@ class Matching:
 
   def compared(self, observation: Observation, thresholds: Tree | None) -> Observation:
     """Returns the observation with weights of the entries that are compared, see `Comparison`."""
-    return self.comparison.compared(self.comparison.without(observation, self.form.silent), thresholds)
+    kept = self.kept(observation)
+    return self.comparison.compared(self.comparison.without(observation, self.form.silent, kept), thresholds, kept)
+
+  def kept(self, observation: Observation) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the parameters of which nothing is sent."""
+    return self.client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
 
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
     """Returns `best`, with the point of `state` considered; what has finished stays as it is.
@@ -318,7 +325,9 @@ class Matching:
 
   def arrived(self, state: MatchState, observation: Observation) -> jax.Array:
     """Returns whether the search has come to the distance at which it ends."""
-    ended = self.comparison.arrived(state.best[2], observation)
+    mode, shape = self.comparison.layer_weighting, observation.batch_shape[1:]
+    weights = layer_weights(self.client.model, observation.update, shape, mode)
+    ended = self.comparison.arrived(state.best[2], observation, weights, self.kept(observation))
     return ended if self.simulation.softness is None else ended & ~self.soft(state.count)
 
   def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
