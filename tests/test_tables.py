@@ -4,7 +4,9 @@ import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gradleak as gl
@@ -475,6 +477,16 @@ def test_closed_forms_read_the_rows_that_a_network_standardises_itself(attack):
   number = 1 if attack == 'fidel' else 3
   (row,) = audit(scenario, [getattr(gl.attacks, attack)()], 1, batch_size=number, controls=1).rows
   assert row['revealed'] == number and row['cells'] == 1
+
+
+def test_an_upload_of_regression_that_is_not_finite_has_diverged():
+  data = gl.data.table(np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.samples, data.targets, **given)
+  nothing = optax.stateless(lambda updates, params: jax.tree.map(lambda u: u * jnp.nan, updates))
+  spoilt = gl.defenses.wrap(nothing, place='upload', label='nan')
+  rows = audit(scenario, [gl.attacks.linear()], 1, [None, spoilt], batch_size=3, knowledge='non-adaptive').rows
+  assert [(row['defense'], row['diverged']) for row in rows] == [('none', False), ('nan', True)]
 
 
 def test_regression_of_fewer_features_than_rows_is_refused():

@@ -173,4 +173,4 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
     labels = np.asarray(observation.targets).argmax(axis=1)[: len(found.rows)]
     return found.rows[found.certain], labels[found.certain]
 
-  return base.host_form(paths, read)._replace(labels='known')
+  return base.host_form(paths, read, labelled=True)._replace(labels='known')
