@@ -132,12 +132,13 @@ def of_counts(expected: jax.Array, count: int) -> jax.Array:
   """Returns `count` labels, ascending, int32, in the proportions of the expected counts, by largest remainders.
 
   Args:
-    expected: float [classes]; negative ones count as 0.
+    expected: float [classes]; negative ones count as 0. Where all do, or one is not finite, classes count alike.
     count: number of labels.
   """
   expected = jnp.maximum(expected, 0)
-  total = jnp.sum(expected)
-  expected = count * expected / jnp.where(total == 0, jnp.ones_like(total), total)
+  known = (jnp.sum(expected) > 0) & jnp.isfinite(jnp.sum(expected))
+  expected = jnp.where(known, expected, jnp.ones_like(expected))
+  expected = count * expected / jnp.sum(expected)
   whole = jnp.floor(expected)
   missing = count - jnp.sum(whole)
   rank = jnp.argsort(jnp.argsort(whole - expected))  # the largest remainders first
@@ -326,7 +327,7 @@ def check_loss(rule: str, loss: Loss) -> None:
 def infer(
   rule: Annotated[str, Choice(RULES)], model: Model, observation: Observation, moved: float | None = None
 ) -> jax.Array:
-  """Returns the labels that `rule` reads from an observation, int32 [N] sorted.
+  """Returns the labels that `rule` reads from an observation, int32 [N] sorted; −1 where nothing it reads was sent.
 
   Args:
     rule: a name of `RULES`.
@@ -356,4 +357,5 @@ def infer(
   layer = last_layer(model, observation.variables['params'], *place)
   known = Known(layer, lambda: predicted_on_noise(model, observation), lambda: predicted_by_class(model, observation))
   found = RULES[rule](scale * kernel, None if bias is None else scale * bias, observation.batch_shape[0], known)
-  return jnp.sort(found.astype(jnp.int32))
+  read = bias if rule in BIASED else kernel
+  return jnp.where(jnp.any(read != 0), jnp.sort(found.astype(jnp.int32)), -1)
