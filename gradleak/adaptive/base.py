@@ -145,7 +145,8 @@ class Known:
   def clip(self) -> float:
     """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
     stages, together = self.stages, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
-    clips = stages[0].traits.clips if stages and 'clip' in self.reads and not together else None
+    whole = bool(stages) and not self._trains(stages[0])  # the sum of clipped steps is not clipped either
+    clips = stages[0].traits.clips if whole and not together and 'clip' in self.reads else None
     return math.inf if clips is None else float(clips(stages[0].settings))
 
   @property
