@@ -489,6 +489,22 @@ def test_an_upload_of_regression_that_is_not_finite_has_diverged():
   assert [(row['defense'], row['diverged']) for row in rows] == [('none', False), ('nan', True)]
 
 
+def test_rows_start_from_the_mean_row_of_their_class():
+  values, classes = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+  private, public = (gl.data.table(values, classes, split=split) for split in ('test', 'train'))
+  given = {'key': jax.random.key(0), 'modality': of_config(private.settings)}
+  public = (public.samples, public.targets)
+  scenario = gl.scenario(gl.models.logistic(3), private.samples, private.targets, public=public, **given)
+  means = np.stack([public[0][public[1] == c].mean(axis=0) for c in range(3)])
+  attack = gl.attacks.csdlg(tv=0.0, steps=1, start='class_average')(scenario.client)
+  targets = np.eye(3, dtype=np.float32)[[2, 0]]
+  seen = gl.Observation(
+    scenario.variables, scenario.variables['params'], jnp.asarray(targets), gl.Knowledge(), (2, 5), 3,
+    class_means=jnp.asarray(means),
+  )  # fmt: skip
+  np.testing.assert_allclose(attack.init(jax.random.key(0), seen).dummy['images'], means[[2, 0]], rtol=1e-5)
+
+
 def test_regression_of_fewer_features_than_rows_is_refused():
   data = gl.data.table(np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 5, split='train')
   given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}

@@ -17,6 +17,7 @@ import optax
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
+from gradleak.federated import Client
 from gradleak.federated.losses import Loss, cross_entropy, squared_error
 from gradleak.models import Model
 from gradleak.threat import Observation
@@ -293,6 +294,7 @@ RULES: dict[str, Callable[[jax.Array, Any, int, Known | None], jax.Array]] = {
   'rlu': rlu,
 }
 AUXILIARY = ('rlu',)  # these use auxiliary images
+PREDICTED = ('geng', 'rlu')  # these use predictions of the model on samples
 BIASED = (
   'bias_corrected',
   'ilrg',
@@ -320,6 +322,16 @@ def check_loss(rule: str, loss: Loss) -> None:
     raise errors.UsageError(
       f'the label rule {rule!r} does not apply to the loss {loss}: give the labels, or optimise them by '
       "labels='optimised'"
+    )
+
+
+def check(rule: str, client: Client) -> None:
+  """Checks that a rule applies to a client's loss (`check_loss`) and samples; raises `UsageError` where it does not."""
+  check_loss(rule, client.loss)
+  if rule in PREDICTED and client.modality.integral:
+    raise errors.UsageError(
+      f'the label rule {rule!r} averages predictions on samples of real numbers, and {client.modality.noun[1]} are '
+      "whole numbers: use 'bias_corrected' or 'wainakh'"
     )
 
 

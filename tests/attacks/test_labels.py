@@ -12,6 +12,7 @@ from gradleak import Client, attacks, models
 from gradleak.attacks import labels as rules
 from gradleak.core import errors, trees
 from gradleak.threat import Knowledge, Observation
+from tests import texts
 
 
 @pytest.fixture(scope='module')
@@ -277,3 +278,13 @@ def test_an_audit_gives_auxiliary_images_to_the_rule_that_needs_them(dense_netwo
   assert all(row['tier'] == 'D' for row in found.rows)
   with pytest.raises(errors.UsageError, match=r'public=\(samples, targets\)'):
     gl.audit(jax.random.key(1), scenario._replace(public=None), [None], [attack], 2, **settings)
+
+
+def test_rules_that_predict_noise_or_examples_refuse_texts():
+  client = texts.scenario(loss='cross_entropy', head='first', kind='bert', number=24).client
+  for rule in rules.RULES:
+    if rule in ('geng', 'rlu'):
+      with pytest.raises(errors.UsageError, match=f'{rule!r} averages predictions .* texts are whole numbers'):
+        rules.check(rule, client)
+    else:
+      rules.check(rule, client)

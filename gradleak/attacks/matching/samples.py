@@ -35,7 +35,7 @@ def class_average(targets: jax.Array, class_means: jax.Array | None) -> jax.Arra
       "the start 'class_average' needs auxiliary data of each class: give gradleak.scenario public=(samples, targets)"
     )
   total = jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1e-12)
-  return jnp.einsum('nc,chwk->nhwk', targets / total, class_means)
+  return jnp.einsum('nc,c...->n...', targets / total, class_means)
 
 
 def start_images(
@@ -80,7 +80,7 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
   knowledge, given = observation.knowledge, observation.targets
   if knowledge.labels != 'inferred':
     return given
-  label_rules.check_loss(knowledge.label_inference, client.loss)
+  label_rules.check(knowledge.label_inference, client)
   shape = observation.batch_shape[1:]
   kept = client.kept_paths(observation.variables['params'], shape)
   layers = client.model.layers(shape) if kept and client.model.layers else ()
