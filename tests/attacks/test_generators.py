@@ -54,10 +54,10 @@ def test_an_evolution_without_a_finite_objective_has_diverged(client, observe, s
   seen = observe(images[:1], labels[:1])
   made = matching.composed(client, optax.identity(), 2, {'generator': LATENTS})
   attack = evolution.evolution(made, population=4, kl=0.1, labels='known')
-  found, info, _ = jax.jit(lambda seen: run(attack, KEY, seen))(seen)
+  found, *_ = jax.jit(lambda seen: run(attack, KEY, seen))(seen)
   assert int(found.diverged_step) == -1 and np.isfinite(found.samples).all()
   spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(jnp.nan), seen.update)
-  found, info, _ = jax.jit(lambda seen: run(attack, KEY, seen))(seen.__class__(**{**vars(seen), 'update': spoilt}))
+  found, *_ = jax.jit(lambda seen: run(attack, KEY, seen))(seen.__class__(**{**vars(seen), 'update': spoilt}))
   assert int(found.diverged_step) == 0 and np.isposinf(found.distance) and np.isnan(found.objective)
   assert np.isnan(found.samples).all()
 

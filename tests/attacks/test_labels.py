@@ -284,7 +284,7 @@ def test_rules_that_predict_noise_or_examples_refuse_texts():
   client = texts.scenario(loss='cross_entropy', head='first', kind='bert', number=24).client
   for rule in rules.RULES:
     if rule in ('geng', 'rlu'):
-      with pytest.raises(errors.UsageError, match=f'{rule!r} averages predictions .* texts are whole numbers'):
+      with pytest.raises(errors.UsageError, match=rf'{rule!r} averages predictions .* texts are whole numbers'):
         rules.check(rule, client)
     else:
       rules.check(rule, client)

@@ -190,7 +190,7 @@ def test_models_that_are_not_known_are_refused():
   with pytest.raises(gl.UsageError, match='a width of at least 32'):
     sent(scenario('gpt', 'mean', 'cross_entropy', width=16))
   for which, layer in (('frozen', 'h_0/mlp/c_fc'), ('private', 'wte'), ('private', 'h_0/attn')):
-    with pytest.raises(gl.UsageError, match='decepticons sets .* frozen or private'):
+    with pytest.raises(gl.UsageError, match=r'decepticons sets .* frozen or private'):
       sent(scenario('gpt', 'mean', 'cross_entropy', **{which: layer}))
   whole = sent(scenario('gpt', 'mean', 'cross_entropy'))
   frozen = whole._replace(client=dataclasses.replace(whole.client, frozen=('h_0/mlp/c_fc',)))

@@ -272,7 +272,7 @@ def test_models_that_cannot_be_trapped_say_why(faces, prepared, network, message
 
 @pytest.mark.parametrize('which', ['frozen', 'private'])
 def test_layers_that_are_not_sent_cannot_be_trapped(faces, prepared, which):
-  with pytest.raises(errors.UsageError, match='trap sets Dense_0/.* frozen or private'):
+  with pytest.raises(errors.UsageError, match=r'trap sets Dense_0/.* frozen or private'):
     prepared(trap(), scenario(models.create('mlp(widths=16)', 10), faces, **{which: 'Dense_0'}), 8)
 
 

@@ -30,7 +30,7 @@ def weights(lowest: float | jax.Array, highest: float | jax.Array, rungs: int) -
 def smoothest(distances: jax.Array, slack: float | jax.Array, unit: float | jax.Array = 1.0) -> jax.Array:
   """Returns the index of the last rung whose distance is at most `slack` times the least; 0 if none is finite.
 
-  Distances that are 0 up to rounding are alike, whatever their signs.
+  Distances that are 0 up to rounding are alike: rounding decides their signs.
 
   Args:
     distances: of the rungs, [rungs], from the least weight to the largest; infinity for one that diverged.

@@ -213,8 +213,8 @@ class Matching:
       return False  # products leave no digits below 1e-7
     if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
       return False  # without tracing the gradient
-    gradient = functools.partial(shared_gradient, self.client)
-    return ghost.saved(gradient, observation.variables, samples, targets) >= _LARGE
+    whole = functools.partial(shared_gradient, self.client)
+    return ghost.saved(whole, observation.variables, samples, targets) >= _LARGE
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""

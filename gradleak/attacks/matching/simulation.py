@@ -115,7 +115,7 @@ class Simulation:
   def beside(
     self, client: Client, samples: jax.Array, decoys: jax.Array, targets: jax.Array
   ) -> tuple['Simulation', Client, jax.Array, jax.Array]:
-    """Returns what is simulated, and of which samples and targets, where each local batch holds its decoys, too.
+    """Returns (assumptions, client, samples, targets) of a training whose local batches hold decoys of their samples.
 
     Args:
       client: as it is.
@@ -209,7 +209,8 @@ class Simulation:
 def shared_gradient(client: Client, variables: Mapping, samples: jax.Array, targets: jax.Array) -> Tree:
   """Returns the gradient of the mean loss of samples with zeros in private layers, of which nothing is sent."""
   gradient = client.gradient(variables, samples, targets)
-  private = client.kept_paths(variables['params'], samples.shape[1 : 1 + client.modality.axes]) if client.private else ()
+  shape = samples.shape[1 : 1 + client.modality.axes]
+  private = client.kept_paths(variables['params'], shape) if client.private else ()
   return jax.tree.map_with_path(  # no masks, behind which `ghost` would find no products
     lambda path, g: jnp.zeros_like(g) if trees.path_names(path) in private else g, gradient
   )
