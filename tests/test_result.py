@@ -14,6 +14,9 @@ import pytest
 import gradleak as gl
 from gradleak import report
 from gradleak.audit import schema
+from gradleak.audit.plan import plan
+from gradleak.audit.result import threat_models
+from gradleak.audit.settings import AuditSettings
 from gradleak.core import storage
 from tests.report.parsing import Page
 
@@ -388,3 +391,17 @@ def test_steps_that_attacks_set_themselves_do_not_differ(finished):
   more = gl.AuditResult(**{**vars(same), 'rows': [{**row, 'steps': 7} for row in result.rows]})
   steps = result.rows[0]['steps']
   assert gl.compare([result, more]).differing == {f'steps of {ATTACK}': {'1': steps, '2': 7}}
+
+
+@pytest.mark.parametrize('knowledge', ['both', 'adaptive'])
+def test_what_an_adaptive_attack_holds_beside_the_unchanged_one_is_told(digits, knowledge):
+  images, labels = (each[:32] for each in digits)
+  given = {'key': jax.random.key(0), 'public': (images[16:], labels[16:])}
+  scenario = gl.scenario(gl.models.create('mlp(widths=16)', 10), images[:16], labels[:16], **given)
+  settings = AuditSettings(controls=1, knowledge=knowledge, adaptive_attacks=('class_average',))
+  made = plan(jax.random.key(1), scenario, [gl.defenses.concealment(steps=2)], [gl.attacks.csdlg(steps=2)], 1, settings)
+  (sentences,) = threat_models(made).values()
+  names = 'class_average: ' * (knowledge == 'both')
+  held = f'{names}It holds auxiliary data of the same kind, 16 samples.'
+  assert held in sentences and any(one.startswith(f'{names}Threat model D') for one in sentences)
+  assert ('It holds no auxiliary data.' in sentences) == (knowledge == 'both')

@@ -6,7 +6,9 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gradleak as gl
@@ -467,6 +469,52 @@ def test_the_attack_on_regression_returns_certified_rows_alone():
   apart = np.abs(rows[:, np.newaxis] - x[np.newaxis]).max(axis=2)
   assert len(rows) == 2 and apart.min(axis=1).max() < 0.01 and set(apart.argmin(axis=1)) == {0, 1}
   assert one.labels[~one.empty].tolist() == targets.argmax(axis=1)[apart.argmin(axis=1)].tolist()
+
+
+@pytest.mark.parametrize('attack', ['linear', 'fidel'])
+def test_closed_forms_read_the_rows_that_a_network_standardises_itself(attack):
+  values = np.random.default_rng(0).normal(50, 20, size=(60, 5))
+  data = gl.data.table(values, np.arange(60) % 5, split='train')
+  model = gl.models.standardised(gl.models.logistic(5, 'default'), np.full(5, 0.7), np.full(5, 1.6))
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(model, data.samples, data.targets, **given)
+  number = 1 if attack == 'fidel' else 3
+  (row,) = audit(scenario, [getattr(gl.attacks, attack)()], 1, batch_size=number, controls=1).rows
+  assert row['revealed'] == number and row['cells'] == 1
+
+
+def test_an_upload_of_regression_that_is_not_finite_has_diverged():
+  data = gl.data.table(np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.samples, data.targets, **given)
+  nothing = optax.stateless(lambda updates, params: jax.tree.map(lambda u: u * jnp.nan, updates))
+  spoilt = gl.defenses.wrap(nothing, place='upload', label='nan')
+  rows = audit(scenario, [gl.attacks.linear()], 1, [None, spoilt], batch_size=3, knowledge='non-adaptive').rows
+  assert [(row['defense'], row['diverged']) for row in rows] == [('none', False), ('nan', True)]
+
+
+def test_rows_start_from_the_mean_row_of_their_class():
+  values, classes = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+  private, public = (gl.data.table(values, classes, split=split) for split in ('test', 'train'))
+  given = {'key': jax.random.key(0), 'modality': of_config(private.settings)}
+  public = (public.samples, public.targets)
+  scenario = gl.scenario(gl.models.logistic(3), private.samples, private.targets, public=public, **given)
+  means = np.stack([public[0][public[1] == c].mean(axis=0) for c in range(3)])
+  attack = gl.attacks.csdlg(tv=0.0, steps=1, start='class_average')(scenario.client)
+  targets = np.eye(3, dtype=np.float32)[[2, 0]]
+  seen = gl.Observation(
+    scenario.variables, scenario.variables['params'], jnp.asarray(targets), gl.Knowledge(), (2, 5), 3,
+    class_means=jnp.asarray(means),
+  )  # fmt: skip
+  np.testing.assert_allclose(attack.init(jax.random.key(0), seen).dummy['images'], means[[2, 0]], rtol=1e-5)
+
+
+def test_regression_of_fewer_features_than_rows_is_refused():
+  data = gl.data.table(np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.samples, data.targets, **given)
+  with pytest.raises(gl.UsageError, match='on 2 features gives 3 rows'):
+    audit(scenario, [gl.attacks.linear()], batch_size=3)
 
 
 @pytest.mark.slow

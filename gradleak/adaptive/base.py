@@ -83,7 +83,8 @@ class AdaptiveAttack(NamedTuple):
     if self.settings:
       changes = dict(self.settings)
       made = attack.settings.get('generator') is not None  # whose images start where its weights do
-      return attack.takes(changes) and not (made and 'start' in changes)
+      scaled = attack.settings.get('bias') is False  # neurons are combined by the bias gradient
+      return attack.takes(changes) and not (made and 'start' in changes) and not (scaled and 'combine' in changes)
     if self.simulates is not None and 'clip' in attack.reads:  # it simulates what it clips
       return True
     return 'update' in self.offers or bool(self.offers & attack.reads)

@@ -277,27 +277,33 @@ def host_form(
   read: Callable[[Observation, np.ndarray], tuple[np.ndarray, np.ndarray | None]],
   *,
   blank: int | None = None,
+  labelled: bool = False,
 ) -> Attack:
   """Returns the `Attack` of a closed form that runs on the host, in NumPy.
 
-  It is no part of a compiled program: a callback from one would wait for the devices that wait for it.
+  It is no part of a compiled program: a callback from one would wait for the devices that wait for it. An update that
+  is not finite is not read: a decomposition of it may fail, or never end. Such a trial has diverged.
 
   Args:
     check: raises `UsageError` for an `Observation` that it cannot read; shapes suffice.
     read: (`Observation` of NumPy arrays, key data uint32 [2]) -> (samples [K, values], K ≤ N; labels int [K], or None
       if it finds none). Zeros with the label −1 are appended where fewer than N are found.
     blank: for samples of integers, what takes the place of zeros; None for samples of floats.
+    labelled: whether `read` finds labels.
   """
 
   def reconstruct(state: jax.Array, observation: Observation) -> Reconstruction:
     number, dtype = observation.batch_shape[0], jax.tree.leaves(observation.update)[0].dtype
     dtype = dtype if blank is None else np.dtype(np.int32)
-    samples, labels = read(jax.tree.map(np.asarray, observation), np.asarray(state))
+    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(observation.update))
+    samples, labels = np.zeros(0), np.zeros(0) if labelled else None
+    if finite:
+      samples, labels = read(jax.tree.map(np.asarray, observation), np.asarray(state))
     missing, pixels = number - len(samples), math.prod(observation.batch_shape[1:])
     samples = np.pad(samples.reshape(-1, pixels), ((0, missing), (0, 0)), constant_values=blank or 0).astype(dtype)
     samples = samples.reshape(number, *observation.batch_shape[1:])
     labels = np.zeros(0) if labels is None else np.pad(labels, (0, missing), constant_values=-1)
-    nothing, diverged = np.float32(0), np.int32(-1 if np.isfinite(samples).all() else 0)
+    nothing, diverged = np.float32(0), np.int32(-1 if finite and np.isfinite(samples).all() else 0)
     return Reconstruction(samples, labels.astype(np.int32), nothing, nothing, nothing, diverged)
 
   return _without_steps(check, reconstruct)._replace(on_host=True)

@@ -142,12 +142,15 @@ def fidel(
     bias: whether the bias gradient is used; without it, images are known up to scale. Their sign is that of their mean.
     combine: whether neurons that hold the same image are combined by least squares over the entries that are not zero
       (`combined`): for a noisy update, or one that drops entries. A single sample is in all neurons alike; of a
-      batch, those belong together whose reconstructions correlate by 0.95.
+      batch, those belong together whose reconstructions correlate by 0.95. It needs the bias gradient.
     candidates: images returned per private one; 0 for one per neuron, as published.
 
   Raises:
-    UsageError: when run, for a model whose first dense layer does not take the image.
+    UsageError: for neurons that are combined without the bias gradient; when run, for a model whose first dense layer
+      does not take the image.
   """
+  if combine and not bias:
+    raise errors.UsageError('combine weighs neurons by the bias gradient: it is not for bias=False')
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     layers = require(client.model, 'layers')(observation.batch_shape[1:])
@@ -175,7 +178,7 @@ def _read(
   if not bias:
     shares = jnp.abs(kernel).max(axis=0)
     inputs = inputs * jnp.where(inputs.mean(axis=1, keepdims=True) < 0, -1.0, 1.0).astype(inputs.dtype)
-  if combine and bias:
+  if combine:
     if number == 1:
       return combined(kernel, shares, sent).reshape(1, -1), jnp.zeros(1, jnp.int32)
     alike = (_correlations(inputs) >= _ALIKE) & alive.reshape(1, -1) & alive.reshape(-1, 1)

@@ -17,6 +17,7 @@ import optax
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
+from gradleak.federated import Client
 from gradleak.federated.losses import Loss, cross_entropy, squared_error
 from gradleak.models import Model
 from gradleak.threat import Observation
@@ -132,12 +133,13 @@ def of_counts(expected: jax.Array, count: int) -> jax.Array:
   """Returns `count` labels, ascending, int32, in the proportions of the expected counts, by largest remainders.
 
   Args:
-    expected: float [classes]; negative ones count as 0.
+    expected: float [classes]; negative ones count as 0. Where all do, or one is not finite, classes count alike.
     count: number of labels.
   """
   expected = jnp.maximum(expected, 0)
-  total = jnp.sum(expected)
-  expected = count * expected / jnp.where(total == 0, jnp.ones_like(total), total)
+  known = (jnp.sum(expected) > 0) & jnp.isfinite(jnp.sum(expected))
+  expected = jnp.where(known, expected, jnp.ones_like(expected))
+  expected = count * expected / jnp.sum(expected)
   whole = jnp.floor(expected)
   missing = count - jnp.sum(whole)
   rank = jnp.argsort(jnp.argsort(whole - expected))  # the largest remainders first
@@ -292,6 +294,7 @@ RULES: dict[str, Callable[[jax.Array, Any, int, Known | None], jax.Array]] = {
   'rlu': rlu,
 }
 AUXILIARY = ('rlu',)  # these use auxiliary images
+PREDICTED = ('geng', 'rlu')  # these use predictions of the model on samples
 BIASED = (
   'bias_corrected',
   'ilrg',
@@ -322,11 +325,21 @@ def check_loss(rule: str, loss: Loss) -> None:
     )
 
 
+def check(rule: str, client: Client) -> None:
+  """Checks that a rule applies to a client's loss (`check_loss`) and samples; raises `UsageError` where it does not."""
+  check_loss(rule, client.loss)
+  if rule in PREDICTED and client.modality.integral:
+    raise errors.UsageError(
+      f'the label rule {rule!r} averages predictions on samples of real numbers, and {client.modality.noun[1]} are '
+      "whole numbers: use 'bias_corrected' or 'wainakh'"
+    )
+
+
 @ranged
 def infer(
   rule: Annotated[str, Choice(RULES)], model: Model, observation: Observation, moved: float | None = None
 ) -> jax.Array:
-  """Returns the labels that `rule` reads from an observation, int32 [N] sorted.
+  """Returns the labels that `rule` reads from an observation, int32 [N] sorted; −1 where nothing it reads was sent.
 
   Args:
     rule: a name of `RULES`.
@@ -356,4 +369,5 @@ def infer(
   layer = last_layer(model, observation.variables['params'], *place)
   known = Known(layer, lambda: predicted_on_noise(model, observation), lambda: predicted_by_class(model, observation))
   found = RULES[rule](scale * kernel, None if bias is None else scale * bias, observation.batch_shape[0], known)
-  return jnp.sort(found.astype(jnp.int32))
+  read = bias if rule in BIASED else kernel
+  return jnp.where(jnp.any(read != 0), jnp.sort(found.astype(jnp.int32)), -1)

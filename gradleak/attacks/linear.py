@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak.attacks import base, subspace
+from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
 from gradleak.core.settings import Count, Fraction, ranged
@@ -69,7 +70,7 @@ def solve(
     tolerance: the largest relative difference of gradients that certifies a solution.
 
   Raises:
-    UsageError: for more rows than classes less one.
+    UsageError: for more rows than classes less one, or than features.
   """
   from scipy import optimize
 
@@ -79,7 +80,7 @@ def solve(
     np.asarray(targets, np.float64),
   )
   number, classes = targets.shape
-  _check(number, classes)
+  _check(number, classes, len(gradient))
   left, values, right = np.linalg.svd(gradient, full_matrices=False)
   span = (left[:, :number] * values[:number]).T * number  # R [B, in]
   scale = np.concatenate([(values[:number, np.newaxis] * right[:number]).ravel(), shares])
@@ -116,11 +117,16 @@ def solve(
   return best if best.residual <= tolerance else Solved(best.rows[:0], best.residual, best.moved[:0])
 
 
-def _check(number: int, classes: int) -> None:
+def _check(number: int, classes: int, features: int) -> None:
   if number >= classes:
     raise errors.UsageError(
       f'softmax regression on {classes} classes gives {number} rows away exactly only where they are at most '
       f'{classes - 1}: take fidel for one row, or a matching attack'
+    )
+  if number > features:
+    raise errors.UsageError(
+      f'softmax regression on {features} features gives {number} rows away exactly only where they are at most '
+      f'{features}: take a matching attack'
     )
 
 
@@ -140,7 +146,8 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
     starts, tolerance: as `solve` takes them.
 
   Raises:
-    UsageError: when run, for another network, labels that are not known, or as many rows as classes or more.
+    UsageError: when run, for another network, labels that are not known, as many rows as classes or more, or more rows
+      than features.
   """
 
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -153,15 +160,17 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
       )
     if observation.knowledge.labels not in ('known', 'inferred'):
       raise errors.UsageError("the attack linear needs the labels: choose labels='known'")
-    _check(observation.batch_shape[0], observation.num_classes)
-    return image_layer(layers, observation)
+    kernel, bias = image_layer(layers, observation)
+    _check(observation.batch_shape[0], observation.num_classes, trees.get(observation.update, kernel).shape[0])
+    return kernel, bias
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    both = observation.update, observation.variables['params']
+    seen = in_pixels(client.model, observation)
+    both = seen.update, seen.variables['params']
     gradients, layer = (tuple(trees.get(tree, path) for path in paths(observation)) for tree in both)
     rng = np.random.default_rng(key.ravel())
     found = solve(gradients, layer, observation.targets, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
     labels = np.asarray(observation.targets).argmax(axis=1)[: len(found.rows)]
     return found.rows[found.certain], labels[found.certain]
 
-  return base.host_form(paths, read)._replace(labels='known')
+  return base.host_form(paths, read, labelled=True)._replace(labels='known')

@@ -399,4 +399,4 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
         peeled = max(peeled, again, key=lambda found: len(found.labels))
     return peeled.images, peeled.labels
 
-  return base.host_form(check, read)
+  return base.host_form(check, read, labelled=True)

@@ -356,16 +356,13 @@ def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative =
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
     both = (observation.variables['params'], observation.update)
-    finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(observation.update))
-    if not finite:
-      return np.zeros((0, 1)), np.zeros(0)
     params, observed = ({path: np.asarray(leaf, np.float32) for path, leaf in _leaves(tree)} for tree in both)
     found = peel(_Run(net_of(observation), params, observed, iterations, float(tv), observation.num_classes))
     if found.image is None:
       return np.zeros((0, 1)), np.zeros(0)
     return found.image[np.newaxis], np.asarray([found.label])
 
-  return base.host_form(net_of, read)
+  return base.host_form(net_of, read, labelled=True)
 
 
 def _leaves(tree: Tree) -> list[tuple[Path, Any]]:

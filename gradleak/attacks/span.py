@@ -6,7 +6,7 @@ second check reads the MLP of the first block in place of the next block. Sequen
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,7 +86,8 @@ def span(client: Client) -> base.Attack:
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     about = check(observation)
-    found = sequences(about, observation, np.random.default_rng(key.ravel()))
+    kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+    found = sequences(about, observation, np.random.default_rng(key.ravel()), kept)
     length, blank = observation.batch_shape[1], about.padding or 0
     made = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
     texts = np.asarray(made, np.int32).reshape(len(found), length)
@@ -99,15 +100,20 @@ def span(client: Client) -> base.Attack:
   return base.host_form(check, read, blank=padding)
 
 
-def sequences(about: FirstBlock, observation: Observation, rng: np.random.Generator) -> list[Prefix]:
+def sequences(
+  about: FirstBlock,
+  observation: Observation,
+  rng: np.random.Generator,
+  kept: Collection[tuple[str, ...]] = (),
+) -> list[Prefix]:
   """Returns the sequences that are found, the surest first: as many as the batch has, or fewer.
 
   Fewer that explain the gradient up to its noise mean that the batch holds some of them more than once. The first ones
-  are then repeated.
+  are then repeated. The paths `kept` are of parameters of which nothing is sent.
   """
   number, length = observation.batch_shape[:2]
   update, variables = observation.update, observation.variables
-  noise = _variance(observation)
+  noise = _variance(observation, kept)
   most = number * length
   first = _span(about, observation, about.projections, most, noise)
   second = _span(about, observation, about.second, most, noise) if about.second else None
@@ -163,10 +169,9 @@ def _parts(about: FirstBlock, kernel: Any) -> list[Any]:
   return np.split(kernel, 3, axis=1) if fused else [kernel]
 
 
-def _variance(observation: Observation) -> float:
-  """Returns the known variance of the noise in each entry of the update."""
-  entries = sum(leaf.size for leaf in jax.tree.leaves(observation.update))
-  return float(observation.noise) / entries
+def _variance(observation: Observation, kept: Collection[tuple[str, ...]]) -> float:
+  """Returns the known variance of the noise in each entry of the update that is sent."""
+  return float(observation.noise) / trees.entries(observation.update, kept)
 
 
 def _allowed(about: FirstBlock, update: Any, vocabulary: int, noise: float) -> np.ndarray:

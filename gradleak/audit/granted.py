@@ -44,7 +44,7 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
   elif mode in label_rules.RULES:
     mode, rule = 'inferred', mode
   if mode == 'inferred':
-    label_rules.check_loss(rule, group.client.loss)
+    label_rules.check(rule, group.client)
   defense = {'non-adaptive': 'unknown', 'adaptive': 'known', 'both': 'either'}[group.settings.knowledge]
   if not any(one.method.defense.stages for one in group.defenses):
     defense = 'none'

@@ -154,7 +154,7 @@ def result(plan: Plan, structures: list[list[Part]], versions: dict, seconds: fl
     plan.groups[0].truth,
     {key: np.stack(samples) for key, samples in reconstructions.items()},
     {key: (steps, np.stack(of_trials)) for key, (steps, of_trials) in curves.items()},
-    _threat_models(plan),
+    threat_models(plan),
     words,
     {label: seen for group in plan.groups for seen in [_inspected(group)] for label, _ in group.attacks},
     methods(plan),
@@ -195,11 +195,23 @@ def _adaptive_attacks(plan: Plan) -> dict[str, dict[str, str]]:
   return found
 
 
-def _threat_models(plan: Plan) -> dict[str, list[str]]:
-  """Returns {attack: what its attacker was granted}."""
-  return {
-    label: granted.knowledge(group, attack).in_words() for group in plan.groups for label, attack in group.attacks
-  }
+def threat_models(plan: Plan) -> dict[str, list[str]]:
+  """Returns {attack: what its attacker was granted}, and behind it what adaptive attacks that change it had beside."""
+  found = {}
+  for group in plan.groups:
+    for label, attack in group.attacks:
+      ran: dict[tuple, dict[str, None]] = {}
+      for _, bound in group.defenses:
+        for one in granted.attackers(group, attack, bound):
+          ran.setdefault(one.settings, {})[one.name] = None
+      said = {
+        ', '.join(names): granted.knowledge(group, attack.changed(**dict(settings)) if settings else attack).in_words()
+        for settings, names in ran.items()
+      }
+      first, *others = said.items()
+      beside = [f'{names}: {one}' for names, sentences in others for one in sentences if one not in first[1]]
+      found[label] = [*first[1], *beside]
+  return found
 
 
 def _inspected(group: Group) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Pytree arithmetic, and the view of parameters as the layers of a network."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -171,6 +171,11 @@ def _times(tree: Tree, factor: jax.Array) -> Tree:
 def masked(tree: Tree, mask: Tree) -> Tree:
   """Returns `tree` with zeros where `mask`, a tree of masks or of one boolean per tensor, is False."""
   return jax.tree.map(lambda x, kept: jnp.where(kept, x, jnp.zeros_like(x)), tree, mask)
+
+
+def entries(tree: Tree, left_out: Collection[tuple[str, ...]] = ()) -> int:
+  """Returns the number of entries of all leaves but those at some paths."""
+  return sum(leaf.size for path, leaf in jax.tree.leaves_with_path(tree) if path_names(path) not in left_out)
 
 
 def take(tree: Tree, index: Any) -> Tree:

@@ -206,6 +206,8 @@ def run_on_host(
   count = _count(lanes)
   shared, lanes = _on_host(shared), _on_host(lanes)
   done, earlier = (0, []) if resume is None else resume
+  if done == count:  # the last lane runs once more, for the structure of what is found
+    done, earlier = count - 1, [leaf[: count - 1] for leaf in earlier] if count > 1 else []
   found: list[Tree] = []
   for i in range(done, count + 1):
     if on_chunk is not None:

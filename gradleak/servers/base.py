@@ -1,13 +1,13 @@
 """What a malicious server is: what it sends a client in each round, and what it makes of each upload."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradleak.core import methods, trees
+from gradleak.core import errors, methods, trees
 from gradleak.core.methods import Method
 from gradleak.core.trees import Tree
 from gradleak.federated.scenario import Scenario
@@ -58,6 +58,25 @@ def one_round(prepare: Callable[[Any, Scenario, int], Scenario]) -> Server:
     finished=lambda state: state[1] is not None,
     observed=lambda state: Observed(*state),
   )
+
+
+def check_sent(name: str, scenario: Scenario, paths: Collection[tuple[str, ...]]) -> None:
+  """Checks that a client is sent what a server sets.
+
+  Args:
+    name: of the server's attack.
+    scenario: the honest `Scenario`.
+    paths: of the parameters that the server sets, or of modules that hold them.
+
+  Raises:
+    UsageError: if any of them is frozen or private.
+  """
+  kept = scenario.client.kept_paths(scenario.variables['params'], tuple(scenario.samples.shape[1:]))
+  met = sorted('/'.join(path) for path in paths if any(one[: len(path)] == path for one in kept))
+  if met:
+    raise errors.UsageError(
+      f'{name} sets {met[0]}, and the server does not send it: a client keeps what is frozen or private as it is'
+    )
 
 
 def server(factory: Callable[..., Server]) -> Callable[..., Method]:

@@ -24,7 +24,7 @@ from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
 from gradleak.models.model import FirstBlock, Model
-from gradleak.servers.base import Server, one_round, replaced, server
+from gradleak.servers.base import Server, check_sent, one_round, replaced, server
 from gradleak.threat import Observation
 
 Path = tuple[str, ...]
@@ -62,6 +62,16 @@ class Places(NamedTuple):
   up: Path
   down: Path
 
+  @property
+  def dense(self) -> tuple[Path, ...]:
+    """The modules with a bias."""
+    return (*self.norms, *self.attention, self.out, self.up, self.down)
+
+  @property
+  def all(self) -> tuple[Path, ...]:
+    """Everything that is set."""
+    return (self.tokens, self.positions, *self.zeros, *self.dense)
+
 
 def _gpt(*attention: str) -> Places:
   own = ('h_0', 'attn')
@@ -95,8 +105,7 @@ def places_of(model: Model, params: Tree) -> Places:
   """Returns the `Places` of a model's parameters; raises `UsageError` for a model that is not known."""
   paths = {trees.path_names(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
   for known in _KNOWN:
-    dense = (*known.norms, *known.attention, known.out, known.up, known.down)
-    if {known.tokens, known.positions, *known.zeros, *((*path, 'bias') for path in dense)} <= paths:
+    if {known.tokens, known.positions, *known.zeros, *((*path, 'bias') for path in known.dense)} <= paths:
       return known
   raise errors.UsageError(
     f'decepticons sets the weights of the first block of gpt or bert, all of them, and the model is {model.name!r}'
@@ -206,13 +215,15 @@ def decepticons_server(*, gain: Gain = 1e5, mark: Mark = 0.1) -> Server:
     mark: scale of the mark of a sequence beside the code of a token.
 
   Raises (in `prepare`):
-    UsageError: for models other than gpt and bert, such as those with adapters, and for fewer than 32 features.
+    UsageError: for models other than gpt and bert, such as those with adapters, for layers that are not sent, and for
+      fewer than 32 features.
   """
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     del batch_size
     params = scenario.variables['params']
     places = places_of(scenario.client.model, params)
+    check_sent('decepticons', scenario, places.all)
     features = trees.get(params, places.tokens).shape[1]
     if features < _LEAST:
       raise errors.UsageError(f'decepticons needs a width of at least {_LEAST}, and the model has {features}')
@@ -489,4 +500,4 @@ def decepticons(client: Client, *, gain: Gain = 1e5, mark: Mark = 0.1) -> Attack
     return texts, None
 
   padding = 0 if client is None or client.model.first_block is None else client.model.first_block.padding or 0
-  return host_form(check, read, blank=padding)
+  return host_form(check, read, blank=padding)._replace(auxiliary_data=True)

@@ -12,7 +12,7 @@ gradient.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 import jax
@@ -21,13 +21,14 @@ import numpy as np
 
 from gradleak.attacks import presets
 from gradleak.attacks.base import Attack, attack, require_gradient
+from gradleak.attacks.matching.distances import reweighed
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
 from gradleak.models import Model
-from gradleak.servers.base import Observed, Server, one_round, server
+from gradleak.servers.base import Observed, Server, check_sent, one_round, server
 from gradleak.servers.fishing_search import (
   AT_THRESHOLD,
   BIAS,
@@ -69,8 +70,9 @@ def class_fishing_server(*, target: Class = 0, statistics: Statistics = 'running
       them, and those of an untrained model describe no data.
 
   Raises (in `prepare`):
-    UsageError: for a target that is no class, a last layer that is not dense with a bias, a client that shares a delta
-      or has another loss than cross-entropy, or no public images where they are asked for.
+    UsageError: for a target that is no class, a last layer that is not dense with a bias, or not sent, and a client
+      that shares a delta, is one of a cohort or has another loss than cross-entropy. Also for no public images where
+      they are asked for.
   """
   return one_round(_preparation(target, statistics))
 
@@ -133,7 +135,13 @@ def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario,
         f'fishing needs the gradient of one step, and this client has share={client.share!r}, epochs={client.epochs}: '
         "give share='gradient' to gradleak.scenario"
       )
-    variables = class_fished(client.model, scenario.variables, scenario.samples.shape[1:], target)
+    if client.cohort > 1:
+      raise errors.UsageError(
+        f'fishing isolates a sample in the update of one client, and the server sees the mean of {client.cohort}'
+      )
+    shape = scenario.samples.shape[1:]
+    check_sent('fishing', scenario, last_layer(client.model, shape, scenario.variables['params']))
+    variables = class_fished(client.model, scenario.variables, shape, target)
     if statistics == 'public':
       if public is None:
         raise errors.UsageError(
@@ -184,7 +192,7 @@ def class_fishing(
   matching = _matching_of_one(client, target, statistics, inner, steps, tv, start)
 
   def seen(observation: Observation) -> Observation:
-    return isolated(client.model, observation, target)
+    return isolated(client.model, observation, target, kept=_kept(client, observation))
 
   def objective(observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     of_class = jnp.argmax(targets, axis=1) == target
@@ -235,7 +243,7 @@ def feature_fishing(
   def seen(observation: Observation) -> Observation:
     searched, _ = _search_result(client.model, observation, target, method)
     uploads = jnp.where(searched, 2.0, 1.0) if method == 'difference' else 1.0
-    return isolated(client.model, observation, target, uploads)
+    return isolated(client.model, observation, target, uploads, _kept(client, observation))
 
   def objective(observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     of_class = jnp.argmax(targets, axis=1) == target
@@ -266,10 +274,22 @@ def _adapted(matching, seen, objective, auxiliary_data):
     objective=objective,
     labels='unused',
     auxiliary_data=matching.auxiliary_data or auxiliary_data,
+    noise=lambda shape, variables: matching.noise((1, *shape[1:]), variables),
   )
 
 
-def isolated(model: Model, observation: Observation, target: int, uploads: jax.Array | float = 1.0) -> Observation:
+def _kept(client, observation):
+  """Returns the paths of the parameters of which nothing is sent."""
+  return client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+
+
+def isolated(
+  model: Model,
+  observation: Observation,
+  target: int,
+  uploads: jax.Array | float = 1.0,
+  kept: Collection[tuple[str, ...]] = (),
+) -> Observation:
   """Returns the observation of one sample of the class `target`, given that of a batch of N.
 
   A clipping that the attacker knows was measured on all rows of the last layer, and cannot be simulated with one
@@ -280,6 +300,7 @@ def isolated(model: Model, observation: Observation, target: int, uploads: jax.A
     observation: of the batch.
     target: the class.
     uploads: how many uploads the update is the sum or difference of, each with the noise that is known.
+    kept: paths of the parameters of which nothing is sent.
 
   Raises:
     UsageError: for an update that is a delta.
@@ -287,16 +308,13 @@ def isolated(model: Model, observation: Observation, target: int, uploads: jax.A
   require_gradient('fishing', observation)
   number, targets = observation.batch_shape[0], observation.targets
   own = own_share(model, observation.batch_shape[1:], observation.update, target)
-  weights = jax.tree.map(lambda mask: mask.astype(jnp.float32), own)
-  if observation.weights is not None:
-    weights = jax.tree.map(jnp.multiply, weights, observation.weights)
+  observation = reweighed(observation, jax.tree.map(lambda mask: mask.astype(jnp.float32), own), kept)
   return dataclasses.replace(
     observation,
     update=jax.tree.map(lambda x: x * jnp.asarray(number, x.dtype), observation.update),
     targets=jax.nn.one_hot(jnp.full(1, target), observation.num_classes, dtype=targets.dtype),
     knowledge=dataclasses.replace(observation.knowledge, labels='known'),
     batch_shape=(1, *observation.batch_shape[1:]),
-    weights=weights,
     noise=observation.noise * number**2 * uploads,
     clip=jnp.inf,
   )

@@ -28,7 +28,7 @@ from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
 from gradleak.models.model import require
-from gradleak.servers.base import Server, one_round, replaced, server
+from gradleak.servers.base import Server, check_sent, one_round, replaced, server
 from gradleak.threat import Observation
 
 VARIANTS = ('mirrored', 'independent', 'both', 'soliton_free', 'soliton_data', 'qbi')
@@ -294,7 +294,8 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
 
   Raises (in `prepare`):
     UsageError: for a model whose convolutions cannot pass the image on to a
-      hidden dense layer, one whose neurons are never silent, or 'soliton_data' without public images.
+      hidden dense layer, one whose neurons are never silent, layers that are not sent, or 'soliton_data' without public
+      images.
   """
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
@@ -303,6 +304,7 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
     layers = require(model, 'layers')(sample_shape)
     kernel, bias = first_dense_layer(layers, params)
     way = passage(layers, params, sample_shape)
+    check_sent('trap', scenario, (*way.parameters, kernel, bias))
     variables = {**scenario.variables, 'params': replaced(params, way.parameters)}
     _check_passage(model, variables, (kernel, bias), way, sample_shape)
     honest = trees.get(params, kernel)

@@ -190,6 +190,15 @@ def test_what_is_zero_is_not_compared_and_the_clip_is_known(context, gradient):
   assert only_view(adaptive_attacks('clip(norm=0.5)', context)['clipped'], gradient).clip == 0.5
 
 
+@pytest.mark.parametrize(('share', 'clip'), [('gradient', 0.05), ('delta', math.inf)])
+def test_a_clip_of_each_step_is_none_of_their_sum(context, share, clip):
+  client = dataclasses.replace(context.client, share=share, epochs=1 if share == 'gradient' else 3)
+  context = dataclasses.replace(context, client=client)
+  steps = gl.defenses.wrap(optax.clip_by_global_norm(0.05), place='step', clips=lambda settings: 0.05, label='steps')
+  known = Known(defenses.bind(steps, context), context, 2, 1, frozenset({'clip'}))
+  assert known.clip == clip and known.norm_bound == clip
+
+
 @pytest.mark.parametrize(
   ('text', 'variance'),
   [

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import gradleak as gl
+from gradleak.adaptive import adaptive_attacks
 from gradleak.attacks.matching import terms
 from gradleak.audit import verdict
 from gradleak.audit.plan import plan
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.uploads import uploads
 from gradleak.audit.views import views
+from gradleak.defenses.defense import bind
 from gradleak.priors import gaussian
 
 
@@ -55,6 +57,28 @@ def test_the_term_is_in_units_of_the_noise_of_an_entry(noise):
     variance = max(noise, 1e-6 * 25) / counted
     expected = variance * float(gaussian.squared_length(images[:1], learned))
     np.testing.assert_allclose(terms.gaussian_prior(images[:1], terms.Given(None, seen)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('which', ['frozen', 'private'])
+def test_layers_that_are_not_sent_bear_no_noise(which, digits):
+  """The variance is what the defense declares, whatever is not shared."""
+  images, labels = (each[:40] for each in digits)
+  given = {'key': jax.random.key(0), 'public': (images[8:], labels[8:]), which: 'Dense_0'}
+  scenario = gl.scenario(gl.models.create('mlp(widths=16)', 10), images[:8], labels[:8], **given)
+  defense = bind(gl.defenses.gaussian(stddev=0.1), scenario.context)
+  client = defense.client(scenario.client)
+  upload = jax.jit(client.local_update)(jax.random.key(2), scenario.variables, images[:1], labels[:1])
+  attack = gl.attacks.bayes()
+  (adaptive,) = (one for one in adaptive_attacks(defense, scenario.context, 1, attack) if one.noise is not None)
+  (view,) = adaptive.views(jax.tree.map(lambda x: np.asarray(x)[None], upload))
+  learned = gaussian.fitted(images, 4)
+  seen = gl.Observation(
+    scenario.variables, view.update, jnp.zeros((1, 10)), gl.Knowledge(), (1, 8, 8, 1), 10,
+    jax.tree.map(jnp.asarray, view.weights), jnp.float32(view.noise), prepared=learned,
+  )  # fmt: skip
+  matching = attack(scenario.client).init.__self__
+  added = matching.added(jnp.float32(0), seen, images[:1], 0)
+  np.testing.assert_allclose(added, 0.01 * gaussian.squared_length(images[:1], learned), rtol=1e-3)
 
 
 def test_other_attacks_have_no_such_term():

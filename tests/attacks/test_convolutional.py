@@ -1,5 +1,6 @@
 """Attacks that need convolutions before a dense layer: Fidel's decoder, and matching of what stands before it."""
 
+import dataclasses
 import functools
 
 import jax
@@ -96,6 +97,20 @@ def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, mod
     assert apart[0] < 1e-8 and apart[1] > 1e-3
     scaled = Observation(**{**vars(observation), 'update': jax.tree.map(lambda x: -0.1 * x, observation.update)})
     assert float(distance(scaled, scenario.samples[:1])) < 1e-8
+
+
+@pytest.mark.parametrize('which', ['frozen', 'private'])
+def test_layers_that_are_not_sent_are_not_compared(digits, which):
+  scenario = made('cnn(widths=16-16)', *(each[:4] for each in digits))
+  layers = scenario.client.model.layers((8, 8, 1))
+
+  def apart(layer):
+    own = scenario._replace(client=dataclasses.replace(scenario.client, **{which: (layer.name,)}))
+    return float(jax.jit(functools.partial(prefix.distance, own.client, layers))(sent(own), scenario.samples[:1]))
+
+  assert apart(layers[0]) < 1e-8
+  with pytest.raises(UsageError, match=f'{layers[1].name}, is frozen or private'):
+    apart(layers[1])
 
 
 def test_one_sample_is_matched(digits):

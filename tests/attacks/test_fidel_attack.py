@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Knowledge, Observation, metrics
+from gradleak import Knowledge, Observation, UsageError, metrics
+from gradleak.adaptive import adaptive_attacks
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 MODEL = gl.models.create('mlp(widths=64)', 10)
@@ -105,3 +106,16 @@ def test_what_was_dropped_is_left_out_of_the_combination(sent):
   (together,) = read(gaps, images, combine=True)
   np.testing.assert_allclose(together, images[0], atol=1e-5)
   assert max(float(metrics.psnr(one[None], images)[0]) for one in read(gaps, images)) < 30
+
+
+def test_neurons_that_are_known_up_to_scale_are_not_combined(digits):
+  with pytest.raises(UsageError, match='combine weighs neurons by the bias gradient'):
+    gl.attacks.fidel(bias=False, combine=True)(None)
+  images, labels = (each[:4] for each in digits)
+  scenario = gl.scenario(gl.models.create('mlp(widths=16)', 10), images, labels, key=jax.random.key(0))
+  defense = gl.defenses.bind(gl.defenses.prune(rate=0.5), scenario.context)
+  offered = {
+    bias: [one.name for one in adaptive_attacks(defense, scenario.context, 1, gl.attacks.fidel(bias=bias))]
+    for bias in (True, False)
+  }
+  assert offered == {True: ['combined'], False: []}

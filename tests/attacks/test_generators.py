@@ -10,6 +10,7 @@ import pytest
 
 from gradleak import Client, UsageError, attacks, priors
 from gradleak.attacks import matching
+from gradleak.attacks.matching import evolution
 from tests.attackers import noise_like, psnr, run
 
 KEY = jax.random.key(5)
@@ -18,6 +19,11 @@ KEY = jax.random.key(5)
 LOGITS = priors.Generator(
   lambda key, shape, learned: (jax.random.normal(key, shape), 0.1 * jnp.arange(float(shape[0]))),
   lambda weights, constants, shape, learned: jax.nn.sigmoid(weights + constants.reshape(-1, *[1] * (len(shape) - 1))),
+)
+
+LATENTS = priors.Generator(
+  lambda key, shape, learned: ({'latents': jax.random.normal(key, (shape[0], 4))}, None),
+  lambda weights, kept, shape, learned: jax.nn.sigmoid(jnp.tile(weights['latents'], (1, 16)).reshape(shape)),
 )
 
 
@@ -41,6 +47,19 @@ def test_a_digit_is_recovered_and_noise_shows_none(client, observe, small_images
   better = np.asarray(found.objective) < np.asarray(state.best[1])  # the last point, evaluated by `reconstruct` alone
   np.testing.assert_allclose(found.samples[~better], made[~better], atol=1e-5)
   assert not np.allclose(latents[0], 0) and np.array_equal(latents[0], latents[1])
+
+
+def test_an_evolution_without_a_finite_objective_has_diverged(client, observe, small_images):
+  images, labels = small_images
+  seen = observe(images[:1], labels[:1])
+  made = matching.composed(client, optax.identity(), 2, {'generator': LATENTS})
+  attack = evolution.evolution(made, population=4, kl=0.1, labels='known')
+  found, *_ = jax.jit(lambda seen: run(attack, KEY, seen))(seen)
+  assert int(found.diverged_step) == -1 and np.isfinite(found.samples).all()
+  spoilt = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(jnp.nan), seen.update)
+  found, *_ = jax.jit(lambda seen: run(attack, KEY, seen))(seen.__class__(**{**vars(seen), 'update': spoilt}))
+  assert int(found.diverged_step) == 0 and np.isposinf(found.distance) and np.isnan(found.objective)
+  assert np.isnan(found.samples).all()
 
 
 def test_a_generator_of_ones_own_is_descended_by_hand(client, observe, small_images):

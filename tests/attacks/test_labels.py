@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from gradleak import Client, models
+from gradleak import Client, attacks, models
 from gradleak.attacks import labels as rules
-from gradleak.core import errors
+from gradleak.core import errors, trees
 from gradleak.threat import Knowledge, Observation
+from tests import texts
 
 
 @pytest.fixture(scope='module')
@@ -57,6 +58,23 @@ def test_repeated_labels_are_counted(rule, dense_network, small_images):
   kernel, bias = rules.last_layer(model, upload.update, (8, 8, 1), 10)
   known = known_of(model, variables)
   assert collections.Counter(rules.RULES[rule](kernel, bias, 8, known).tolist()) == collections.Counter(truth.tolist())
+
+
+@pytest.mark.parametrize('rule', rules.RULES)
+def test_an_update_without_the_last_layer_tells_no_label(rule, observe, client, small_images):
+  images, labels = (x[:1] for x in small_images)
+  public = rules.class_images(*small_images, client.num_classes)
+  seen = observe(images, labels, 'inferred', label_inference=rule)
+  last = client.model.layers((8, 8, 1))[-1].paths
+  update = jax.tree.map_with_path(
+    lambda path, leaf: jnp.zeros_like(leaf) if trees.path_names(path) in last else leaf, seen.update
+  )
+  seen = dataclasses.replace(seen, update=update, class_images=public)
+  assert rules.infer(rule, client.model, seen).tolist() == [-1]
+  attack = attacks.csdlg(steps=1)(client)
+  state = attack.init(jax.random.key(0), seen)
+  np.testing.assert_allclose(state.targets, np.full((1, 10), 0.1))
+  assert attack.reconstruct(state, seen).labels.tolist() == [-1]
 
 
 def test_bias_corrected_against_a_naive_form_on_random_gradients():
@@ -144,6 +162,9 @@ def test_idlg_takes_the_sum_of_a_class_not_its_extreme():
     ([-3.0, 2.0], 3, [1, 1, 1]),
     ([2.0, 2.0], 2, [0, 1]),  # proportions count
     ([0.0, 5.0, 0.0], 1, [1]),
+    ([-1.0, -2.0], 6, [0, 0, 0, 1, 1, 1]),  # nothing is expected, and no class beyond the last
+    ([0.0, np.nan], 4, [0, 0, 1, 1]),
+    ([np.inf, 1.0], 2, [0, 1]),
   ],
 )
 def test_counts_are_rounded_by_largest_remainders(expected, count, labels):
@@ -257,3 +278,13 @@ def test_an_audit_gives_auxiliary_images_to_the_rule_that_needs_them(dense_netwo
   assert all(row['tier'] == 'D' for row in found.rows)
   with pytest.raises(errors.UsageError, match=r'public=\(samples, targets\)'):
     gl.audit(jax.random.key(1), scenario._replace(public=None), [None], [attack], 2, **settings)
+
+
+def test_rules_that_predict_noise_or_examples_refuse_texts():
+  client = texts.scenario(loss='cross_entropy', head='first', kind='bert', number=24).client
+  for rule in rules.RULES:
+    if rule in ('geng', 'rlu'):
+      with pytest.raises(errors.UsageError, match=rf'{rule!r} averages predictions .* texts are whole numbers'):
+        rules.check(rule, client)
+    else:
+      rules.check(rule, client)

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.usefixtures('fast_compilation')
     ([1e-3, np.inf, np.nan], 2.0, 0),  # diverged
     ([np.inf, 1e-2, np.nan], 2.0, 1),
     ([np.nan, np.inf, np.inf], 2.0, 0),  # none is left
+    ([-1.2e-8, -1.0e-8, 5e-9], 2.0, 2),  # all are zero up to rounding
+    ([-1.2e-8, 4e-8, 1e-6], 2.0, 1),
   ],
 )
 def test_the_smoothest_that_still_matches_is_kept(distances, slack, expected):

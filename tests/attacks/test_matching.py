@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,6 +211,35 @@ def test_a_tolerance_ends_the_search(distance, small_images):
   for value in (info['objective'], found.objective, found.samples):
     assert (value[20:] == value[20]).all()
   assert (whole.objective[-1] < found.objective[-1]) and int(found.diverged_step[-1]) == -1
+
+
+@pytest.mark.parametrize('which', ['', 'frozen', 'private'])
+@pytest.mark.parametrize('settings', [{}, {'partial': 0.05}, {'layer_weighting': 'early'}, {'silent': True}])
+def test_the_noise_at_which_a_search_ends_is_that_of_what_is_compared(network, observe, small_images, which, settings):
+  """Each entry that is sent has noise of the same variance, and counts by its weights."""
+  settings = dict(settings)
+  silent = settings.pop('silent', False)
+  client = Client(network[0], 10, **({which: ('Conv_0',)} if which else {}))
+  seen = observe(*(x[:1] for x in small_images), victim=client)
+  sent = client.shared_layers(network[1]['params'], (8, 8, 1))
+  sizes = jax.tree.map(lambda x, s: float(x.size) * bool(s), seen.update, sent)
+  seen = dataclasses.replace(seen, noise=jnp.float32(1e-6 * sum(jax.tree.leaves(sizes))))
+  matching_ = attacks.dga(steps=1)(client).init.__self__
+  comparison = dataclasses.replace(matching_.comparison, **settings)
+  matching_ = dataclasses.replace(matching_, comparison=comparison)
+  if silent:  # as a table of tokens is, where a search moves what is behind it
+    object.__setattr__(matching_, 'form', matching_.form._replace(silent=('Dense_0', 'kernel')))
+  state = matching_.init(jax.random.key(0), seen)
+  seen, counted = matching_.compared(seen, state.thresholds), sizes
+  if 'partial' in settings or silent:
+    counted = jax.tree.map(lambda w, s: float(np.sum(w)) * bool(s), seen.weights, sent)
+  if 'layer_weighting' in settings:
+    weights = distances.layer_weights(network[0], seen.update, (8, 8, 1), settings['layer_weighting'])
+    counted = jax.tree.map(lambda n, w: n * float(w), counted, weights)
+  expected = 1e-6 * sum(jax.tree.leaves(counted))
+  for factor in (0.99, 1.01):
+    best = (state.best[0], jnp.float32(0), jnp.float32(factor * expected))
+    assert bool(matching_.arrived(state._replace(best=best), seen)) == (factor < 1)
 
 
 @pytest.mark.slow

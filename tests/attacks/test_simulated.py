@@ -27,7 +27,7 @@ def problem():
 
 def distance(client, seen, images, place=None, **settings):
   matching = attacks.csdlg(steps=1, tv=0.0, **settings)(client).init.__self__
-  return float(jax.jit(matching.losses)(seen, images, seen.targets, None, place)[1])
+  return float(jax.jit(matching.losses)(seen, images, seen.targets, place=place)[1])
 
 
 def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
@@ -50,7 +50,7 @@ def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
   np.testing.assert_allclose(ends[80], 1 - trees.cosine(simulation.reverse(gradient), seen.update), rtol=1e-3)
   assert ends[0] < 0.7 * min(ends[-80], ends[80])
   place = jax.grad(lambda p: attacks.csdlg(steps=1, match='surrogate')(client).init.__self__.losses(
-    seen, images, seen.targets, None, p)[1])(jnp.float32(-20.0))  # fmt: skip
+    seen, images, seen.targets, place=p)[1])(jnp.float32(-20.0))  # fmt: skip
   assert float(place) < 0  # downhill is towards the middle
 
 
@@ -82,6 +82,75 @@ def test_epochs_with_samples_of_their_own(problem):
   uneven = dataclasses.replace(client, batch_size=3)
   with pytest.raises(errors.UsageError, match="orders='free'"):
     distance(uneven, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free')
+
+
+@pytest.mark.parametrize(
+  'share,settings',
+  [
+    ('gradient', {'form': 'whole'}),
+    ('gradient', {'form': 'ghost'}),
+    ('gradient', {'match': 'sign'}),
+    ('delta', {'match': 'approximation'}),
+    ('delta', {'match': 'surrogate'}),
+    ('delta', {'match': 'sign'}),
+  ],
+)
+def test_private_layers_are_no_part_of_what_is_compared(problem, share, settings):
+  client, seen, images = problem
+  name = client.model.layers(SHAPE[1:])[-1].name
+  own = Client(client.model, CLASSES, share=share, optimizer=optax.sgd(0.05))
+  found = {}
+  for which in ('private', 'frozen'):  # either way, the layer in front alone is sent, and the same of it
+    one = dataclasses.replace(own, **{which: (name,)})
+    update = jax.jit(one.local_update)(None, seen.variables, images, seen.targets).update
+    of = dataclasses.replace(seen, update=update, knowledge=Knowledge(share=share))
+    place = jnp.float32(-80) if settings.get('match') == 'surrogate' else None
+    found[which] = distance(one, of, images, place, **settings)
+  assert found['private'] == pytest.approx(found['frozen'], abs=1e-6)
+  assert settings.get('match') == 'sign' or found['private'] < 1e-5
+
+
+CONCEALING = [
+  {'batch_size': 2},
+  {'batch_size': 2, 'order': ((3, 1, 0, 2), (2, 0, 1, 3))},
+  {'batch_size': 3},
+  {'batch_size': None},
+  {'batch_size': 1, 'cohort': 2},
+  {'batch_size': 2, 'orders': 'free'},
+  {'batch_size': None, 'orders': 'free'},
+]
+
+
+@pytest.mark.parametrize('trained', CONCEALING)
+@pytest.mark.parametrize('decoys', [1, 2])
+def test_decoys_stand_in_the_local_batches_of_their_samples(problem, trained, decoys):
+  """Against a client whose step takes the mean over a batch and what it conceals beside each of its samples."""
+  client, seen, images = problem
+  trained, settings = dict(trained), {name: trained[name] for name in ('orders',) if name in trained}
+  client = dataclasses.replace(client, **{name: value for name, value in trained.items() if name != 'orders'})
+  added = jax.random.uniform(jax.random.key(2), (decoys, *SHAPE))
+  labels = jax.nn.softmax(jax.random.normal(jax.random.key(3), (decoys, 4, CLASSES)))
+  plain = dataclasses.replace(client, cohort=1, batch_size=None, epochs=1, order=None)
+  gradient = jax.jit(plain.gradient)
+
+  def trained_on(members):
+    params, size = seen.variables['params'], client.batch_size or len(members)
+    for epoch in range(client.epochs):
+      order = members if client.order is None else client.order[epoch]
+      for start in range(0, len(order), size):
+        batch = np.asarray(order[start : start + size])
+        x = jnp.concatenate([images[batch], *added[:, batch]])
+        y = jnp.concatenate([seen.targets[batch], *labels[:, batch]])
+        params = jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient({'params': params}, x, y))
+    return trees.subtract(params, seen.variables['params'])
+
+  updates = [trained_on(part) for part in np.split(np.arange(4), client.cohort)]
+  of = dataclasses.replace(seen, update=jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *updates))
+  matching = attacks.csdlg(steps=1, tv=0.0, decoys=decoys, **settings)(client).init.__self__
+  copies = 2 if settings else 1
+  beside = jnp.tile(added[:, None], (1, copies, 1, 1, 1, 1)).reshape(-1, *SHAPE[1:])
+  targets = jnp.concatenate([seen.targets, labels.reshape(-1, CLASSES)])
+  assert float(jax.jit(matching.losses)(of, jnp.tile(images, (copies, 1, 1, 1)), targets, 0, beside)[1]) < 1e-6
 
 
 def test_what_is_assumed_is_said(problem):

@@ -14,7 +14,7 @@ import scipy.stats
 import gradleak as gl
 from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import span_decoder, span_encoder, subspace
-from gradleak.attacks.span import sequences, tokens_of
+from gradleak.attacks.span import _variance, sequences, tokens_of
 from gradleak.core import trees
 from gradleak.modalities import TEXT, of_config
 from tests import texts
@@ -327,3 +327,9 @@ def test_goal_at_the_shape_of_gpt2(number, seconds):
   taken = time.monotonic() - started
   print(f'GPT-2 shape, {number}×32: {len(set(found) & set(expected(ids)))} exact in {taken:.1f} s')
   assert found == expected(ids) and taken < 2 * seconds  # on idle cores within `seconds`
+
+
+def test_noise_is_that_of_the_entries_that_are_sent():
+  update = {'a': jnp.ones(4), 'b': jnp.zeros(6)}
+  seen = Observation({}, update, jnp.zeros((1, 2)), Knowledge(), (1, 3), 2, noise=jnp.float32(0.4))
+  assert _variance(seen, {('b',)}) == pytest.approx(0.1) and _variance(seen, ()) == pytest.approx(0.04)

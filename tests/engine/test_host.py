@@ -58,12 +58,29 @@ def test_lanes_run_one_after_another_and_missing_images_are_black():
 def test_it_goes_on_where_it_was_interrupted():
   seen = []
   whole = run([], on_chunk=seen.append)
-  for at in range(4):
+  for at in range(5):
     calls = []
     leaves = jax.tree.leaves(seen[at].states)
     again = run(calls, resume=(at, leaves))
-    assert calls == [0, 2, 4, 6][at:]
+    assert calls == [0, 2, 4, 6][min(at, 3) :] and type(again) is type(whole)
     assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(whole)))
+
+
+@pytest.mark.parametrize('labelled', [True, False])
+@pytest.mark.parametrize('value', [np.nan, np.inf])
+def test_an_update_that_is_not_finite_is_not_read(value, labelled):
+  def attacked(update):
+    made = host_form(
+      lambda _: None, lambda seen, key: (np.ones((1, 4)), np.ones(1) if labelled else None), labelled=labelled
+    )
+    return made.reconstruct(
+      np.zeros(2, np.uint32), Observation({}, update, jnp.zeros((3, 2)), Knowledge(), (3, 2, 2, 1), 2)
+    )
+
+  whole, spoilt = attacked({'a': np.ones(3)}), attacked({'a': np.float32([1, value, 1]), 'b': np.ones(2)})
+  assert int(whole.diverged_step) == -1 and int(spoilt.diverged_step) == 0 and not spoilt.samples.any()
+  assert spoilt.labels.tolist() == [-1] * 3 * labelled
+  assert [x.shape for x in whole] == [x.shape for x in spoilt]
 
 
 def test_an_audit_stores_what_the_host_has_found(tmp_path, monkeypatch):

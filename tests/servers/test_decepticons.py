@@ -1,5 +1,6 @@
 """Decepticons: texts in the gradient of the first block, its bins and marks, and what it refuses."""
 
+import dataclasses
 import functools
 import importlib
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 import gradleak as gl
+from gradleak.audit import granted
+from gradleak.audit.plan import plan
+from gradleak.audit.settings import AuditSettings
 from gradleak.core import trees
 from gradleak.models.lora import lora
 from gradleak.servers import decepticons as attack
@@ -187,10 +191,23 @@ def test_models_that_are_not_known_are_refused():
     sent(made)
   with pytest.raises(gl.UsageError, match='a width of at least 32'):
     sent(scenario('gpt', 'mean', 'cross_entropy', width=16))
-  frozen = sent(scenario('gpt', 'mean', 'cross_entropy', frozen='h_0/mlp/c_fc'))
+  for which, layer in (('frozen', 'h_0/mlp/c_fc'), ('private', 'wte'), ('private', 'h_0/attn')):
+    with pytest.raises(gl.UsageError, match=r'decepticons sets .* frozen or private'):
+      sent(scenario('gpt', 'mean', 'cross_entropy', **{which: layer}))
+  whole = sent(scenario('gpt', 'mean', 'cross_entropy'))
+  frozen = whole._replace(client=dataclasses.replace(whole.client, frozen=('h_0/mlp/c_fc',)))
   _, observation = observed(frozen, 0, 2)
   with pytest.raises(gl.UsageError, match='frozen or private'):
     read(frozen, observation)
+
+
+@pytest.mark.parametrize('public', [True, False])
+def test_public_texts_that_fill_the_bins_are_told(public):
+  made = scenario('gpt', 'mean', 'cross_entropy', public=public)
+  made = made._replace(samples=made.samples[:4], targets=made.targets[:4])
+  (group,) = plan(jax.random.key(0), made, [None], [attack()], 1, AuditSettings(controls=1)).groups
+  found = granted.knowledge(group, attack())
+  assert found.auxiliary_data == (len(made.public[0]) if public else 0) and found.tier == ('G' if public else 'F')
 
 
 @pytest.mark.slow  # what a fast test of AutoLeak runs, too

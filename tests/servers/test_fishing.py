@@ -106,7 +106,11 @@ def test_evidence_of_the_batch_becomes_that_of_one_sample(network, fished, small
   with_evidence = dataclasses.replace(observation, weights=known, noise=jnp.float32(3), clip=jnp.float32(1))
   seen = fishing.isolated(network[0], with_evidence, 3, 2.0)
   assert_equal(seen.update, jax.tree.map(lambda x: 8 * x, observation.update))
-  assert float(seen.noise) == 3 * 8**2 * 2 and seen.clip == np.inf
+  entries = sum(leaf.size for leaf in jax.tree.leaves(observation.update))
+  counted = jax.tree.map(lambda w, x: np.broadcast_to(w, x.shape), seen.weights, observation.update)
+  share = sum(np.count_nonzero(leaf) for leaf in jax.tree.leaves(counted)) / entries  # other classes' rows have none
+  np.testing.assert_allclose(float(seen.noise), 3 * 8**2 * 2 * share, rtol=1e-6)
+  assert share < 0.99 and seen.clip == np.inf
   assert seen.batch_shape == (1, 8, 8, 1) and seen.knowledge.labels == 'known' and np.argmax(seen.targets) == 3
   for factor, weights in ((1.0, fishing.isolated(network[0], observation, 3).weights), (0.5, seen.weights)):
     counted = jax.tree.map(lambda w, x: np.broadcast_to(w, x.shape), weights, observation.update)
@@ -373,7 +377,15 @@ def test_a_difference_has_the_noise_of_two_uploads(pair, monkeypatch):
     update = jax.tree.map(jnp.asarray, answer(state))
     seen = observation_of(variables, update, sent.samples, noise=jnp.float32(1))
     attack(sent.client).init(jax.random.key(0), seen)
-    assert noise[-1] == expected
+    own = fishing.own_share(sent.client.model, sent.samples.shape[1:], update, 3)
+    both = zip(*map(jax.tree.leaves, (own, update)), strict=True)
+    share = sum(int(np.broadcast_to(w, x.shape).sum()) for w, x in both) / sum(x.size for x in jax.tree.leaves(update))
+    assert share < 1 and noise[-1] == pytest.approx(expected * share)
+
+
+def test_whether_a_search_ends_at_the_noise_is_asked_of_the_one_sample_that_is_matched(network):
+  attack = fishing.class_fishing(target=0, steps=2)(Client(network[0], 10))
+  assert len({attack.noise((number, 8, 8, 1), network[1]) for number in (1, 8, 512)}) == 1
 
 
 @pytest.mark.slow
@@ -436,6 +448,9 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
     ({'statistics': 'public'}, honest, 'public=\\(samples, targets\\)'),
     ({}, scenario(loss='squared_error'), 'needs the loss cross_entropy, and this client has squared_error'),
     ({}, scenario(share='delta'), "share='delta', epochs=1"),
+    ({}, scenario(cohort=2), 'the server sees the mean of 2'),
+    ({}, scenario(private='Dense_0'), 'fishing sets Dense_0/.* frozen or private'),
+    ({}, scenario(frozen='Dense_0'), 'fishing sets Dense_0/.* frozen or private'),
     ({}, scenario(share='delta', local_epochs=3), "share='delta', epochs=3"),
     ({}, with_model(bare), "does not offer 'layers'"),
     (

@@ -270,6 +270,12 @@ def test_models_that_cannot_be_trapped_say_why(faces, prepared, network, message
     prepared(trap(), scenario(network, faces), 8)
 
 
+@pytest.mark.parametrize('which', ['frozen', 'private'])
+def test_layers_that_are_not_sent_cannot_be_trapped(faces, prepared, which):
+  with pytest.raises(errors.UsageError, match=r'trap sets Dense_0/.* frozen or private'):
+    prepared(trap(), scenario(models.create('mlp(widths=16)', 10), faces, **{which: 'Dense_0'}), 8)
+
+
 @pytest.mark.slow
 def test_a_normalised_image_is_no_image(faces, prepared):
   model = models.from_flax(Dense(), mean=(0.5,), std=(0.2,))

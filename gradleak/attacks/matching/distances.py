@@ -4,7 +4,7 @@ A distance is a pure function (simulated, observed, weights of the tensors) -> a
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -191,6 +191,34 @@ def weighed(update: Tree, observation: Observation) -> Tree:
   )
 
 
+def noise_left(observation: Observation, weights: Tree, kept: Collection[tuple[str, ...]] = ()) -> jax.Array:
+  """Returns the expected squared norm of the noise under other weights, where each entry that is sent bears as much.
+
+  Args:
+    observation: the `Observation`.
+    weights: of entries or tensors.
+    kept: paths of the parameters of which nothing is sent: they have no noise.
+  """
+
+  def total(weights: Tree) -> jax.Array:
+    sums = jax.tree.map(
+      lambda u, w: jnp.sum(jnp.broadcast_to(w, u.shape), dtype=jnp.float32), observation.update, weights
+    )
+    sent = [leaf for path, leaf in jax.tree.leaves_with_path(sums) if trees.path_names(path) not in kept]
+    return jnp.sum(jnp.stack(sent))
+
+  before = observation.weights
+  if before is None:
+    before = jax.tree.map(lambda u: jnp.ones((), jnp.float32), observation.update)
+  return observation.noise * total(weights) / jnp.maximum(total(before), 1e-30)
+
+
+def reweighed(observation: Observation, factors: Tree, kept: Collection[tuple[str, ...]] = ()) -> Observation:
+  """Returns the observation with its weights times others, and what these leave of the noise; see `noise_left`."""
+  weights = factors if observation.weights is None else jax.tree.map(jnp.multiply, factors, observation.weights)
+  return dataclasses.replace(observation, weights=weights, noise=noise_left(observation, weights, kept))
+
+
 # How the distance is computed: from the whole gradient, from products of its factors, or as is faster.
 FORMS = ('auto', 'whole', 'ghost')
 
@@ -234,14 +262,33 @@ class Comparison:
     """Returns the distance between the observed update and none."""
     return self.measure.unit(weighed(observation.update, observation))
 
-  def arrived(self, apart: jax.Array, observation: Observation) -> jax.Array:
-    """Returns whether a distance is as low as the noise, or the tolerance, allows."""
-    observed = weighed(observation.update, observation)
-    floor = self.measure.floor(observation.noise, trees.squared_norm(observed))
+  def arrived(
+    self,
+    apart: jax.Array,
+    observation: Observation,
+    weights: Tree = None,
+    kept: Collection[tuple[str, ...]] = (),
+  ) -> jax.Array:
+    """Returns whether a distance is as low as the noise, or the tolerance, allows.
+
+    Args:
+      apart: the distance.
+      observation: the `Observation`.
+      weights: of the tensors, or None.
+      kept: see `noise_left`.
+    """
+    observed, noise = weighed(observation.update, observation), observation.noise
+    if weights is not None:
+      observed = _weighted(observed, jax.tree.map(jnp.sqrt, weights))
+      every = weights if observation.weights is None else jax.tree.map(jnp.multiply, weights, observation.weights)
+      noise = noise_left(observation, every, kept)
+    floor = self.measure.floor(noise, trees.squared_norm(observed))
     near = self.tolerance * self.measure.unit(observed)
     return ((observation.noise > 0) & (apart <= floor)) | ((self.tolerance > 0) & (apart <= near))
 
-  def without(self, observation: Observation, path: tuple[str, ...]) -> Observation:
+  def without(
+    self, observation: Observation, path: tuple[str, ...], kept: Collection[tuple[str, ...]] = ()
+  ) -> Observation:
     """Returns the observation in which a parameter, by its path, has the weight 0; of no path it is the same."""
     if not path:
       return observation
@@ -249,9 +296,7 @@ class Comparison:
     def weight(where: tuple, leaf: jax.Array) -> jax.Array:
       return jnp.full(leaf.shape, 0.0 if trees.path_names(where) == path else 1.0, jnp.float32)
 
-    left = jax.tree_util.tree_map_with_path(weight, observation.update)
-    weights = left if observation.weights is None else jax.tree.map(jnp.multiply, left, observation.weights)
-    return dataclasses.replace(observation, weights=weights)
+    return reweighed(observation, jax.tree_util.tree_map_with_path(weight, observation.update), kept)
 
   def thresholds(self, observation: Observation) -> Tree | None:
     """Returns the magnitude of each tensor of the update above which the share `partial` of its entries lies."""
@@ -260,10 +305,11 @@ class Comparison:
     share = self.partial
     return jax.tree.map(lambda x: jnp.quantile(jnp.abs(x), jnp.asarray(1 - share, x.dtype)), observation.update)
 
-  def compared(self, observation: Observation, thresholds: Tree | None) -> Observation:
+  def compared(
+    self, observation: Observation, thresholds: Tree | None, kept: Collection[tuple[str, ...]] = ()
+  ) -> Observation:
     """Returns the observation in which entries of the update below the thresholds have the weight 0."""
     if thresholds is None:
       return observation
     large = jax.tree.map(lambda x, least: (jnp.abs(x) >= least).astype(jnp.float32), observation.update, thresholds)
-    weights = large if observation.weights is None else jax.tree.map(jnp.multiply, large, observation.weights)
-    return dataclasses.replace(observation, weights=weights)
+    return reweighed(observation, large, kept)

@@ -103,24 +103,28 @@ class Evolution:
     objectives, distances = jax.lax.map(
       lambda made: self.evaluate(made, state, observation), candidates, batch_size=together
     )
-    # What is not finite is the worst.
-    objectives = jnp.where(jnp.isfinite(objectives), objectives, jnp.float32(3e38))
+    finite = jnp.isfinite(objectives)
+    objectives = jnp.where(finite, objectives, jnp.float32(3e38))  # what is not finite is the worst
     search, _ = tell(keys[1], candidates, objectives, search, params)
     search = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), search, state.search)
     place = jnp.argmin(objectives)
     found = jax.tree.map(lambda leaf: leaf[place], candidates), objectives[place], distances[place]
-    improved = found[1] < state.best[1]
+    improved = (found[1] < state.best[1]) & finite[place]
     best = jax.tree.map(lambda new, old: jnp.where(improved, new, old), found, state.best)
-    start = jnp.where(state.count == 0, found[1], state.objective_start)
+    first = jnp.where(finite[place], found[1], jnp.nan)
+    start = jnp.where(state.count == 0, first, state.objective_start)
     state = EvolutionState(state.count + 1, state.key, search, state.targets, state.kept, best, start)
-    return state, {'objective': best[1]}
+    return state, {'objective': best[1], 'finished': jnp.zeros((), bool)}  # the next generation may be finite
 
   def reconstruct(self, state: EvolutionState, observation: Observation) -> Reconstruction:
-    """Returns the samples of the best candidate."""
+    """Returns the samples of the best candidate; the trial has diverged if no objective was finite."""
     made, objective, apart = state.best
-    samples = self.of(made, state.kept, observation)
+    diverged = (state.count > 0) & ~jnp.isfinite(objective)
+    lost = jnp.where(diverged, jnp.nan, 0.0)
+    samples = self.of(made, state.kept, observation) + lost
     targets = classes_of(self.matching.client, state.targets)
-    return Reconstruction(samples, targets, objective, apart, state.objective_start, jnp.full((), -1, jnp.int32))
+    step = jnp.where(diverged, 0, -1).astype(jnp.int32)
+    return Reconstruction(samples, targets, objective + lost, apart, state.objective_start, step)
 
   def objective(self, observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     """Returns the objective at the private samples without the latents' part: their latents are not known."""

@@ -18,6 +18,7 @@ from gradleak.core import errors
 from gradleak.threat import Observation
 
 FALL = 0.7
+_ROUNDING = 2.0**-24  # of a cosine, a number near 1
 
 
 def weights(lowest: float | jax.Array, highest: float | jax.Array, rungs: int) -> jax.Array:
@@ -26,15 +27,19 @@ def weights(lowest: float | jax.Array, highest: float | jax.Array, rungs: int) -
   return jnp.exp(ends[0] + (ends[1] - ends[0]) * jnp.linspace(0.0, 1.0, rungs, dtype=jnp.float32))
 
 
-def smoothest(distances: jax.Array, slack: float | jax.Array) -> jax.Array:
+def smoothest(distances: jax.Array, slack: float | jax.Array, unit: float | jax.Array = 1.0) -> jax.Array:
   """Returns the index of the last rung whose distance is at most `slack` times the least; 0 if none is finite.
+
+  Distances that are 0 up to rounding are alike: rounding decides their signs.
 
   Args:
     distances: of the rungs, [rungs], from the least weight to the largest; infinity for one that diverged.
     slack: 1 or more.
+    unit: distance between the observed update and none.
   """
   known = jnp.where(jnp.isnan(distances), jnp.inf, distances)
-  matches = (known <= slack * jnp.min(known)) & jnp.isfinite(known)
+  most = jnp.maximum(slack * jnp.min(known), _ROUNDING * unit)
+  matches = (known <= most) & jnp.isfinite(known)
   return jnp.max(jnp.where(matches, jnp.arange(len(distances)), 0))
 
 
@@ -86,20 +91,21 @@ class Ladder:
       return self.rung(weight * self.descent**left).step(state, observation)
 
     states, info = jax.vmap(step)(self.weights, states)
-    kept = self.kept(states)
+    kept = self.kept(states, observation)
     return states, {'objective': info['objective'][kept], 'finished': jnp.all(info['finished'])}
 
-  def kept(self, states: MatchState) -> jax.Array:
+  def kept(self, states: MatchState, observation: Observation) -> jax.Array:
     """Returns the index of the rung that is kept."""
-    return smoothest(jnp.where(states.diverged_step >= 0, jnp.inf, states.best[2]), self.slack)
+    unit = self.rung(self.lowest).comparison.unit(observation)
+    return smoothest(jnp.where(states.diverged_step >= 0, jnp.inf, states.best[2]), self.slack, unit)
 
   def reconstruct(self, states: MatchState, observation: Observation) -> Reconstruction:
     """Returns what the kept rung found. Its objective is that of the first rung, as `objective` has it."""
     found = jax.vmap(lambda weight, state: self.rung(weight).reconstruct(state, observation))(self.weights, states)
-    chosen = smoothest(found.distance, self.slack)
-    kept, state = jax.tree.map(lambda x: x[chosen], (found, states))
     first = self.rung(self.lowest)
-    seen = first.comparison.compared(observation, state.thresholds)
+    chosen = smoothest(found.distance, self.slack, first.comparison.unit(observation))
+    kept, state = jax.tree.map(lambda x: x[chosen], (found, states))
+    seen = first.compared(observation, state.thresholds)
     best = first.better(state, *self.rung(self.weights[chosen]).evaluate(state.dummy, state, seen), seen)
     objective = first.evaluate(best[0], state, seen)[0]
     return kept._replace(

@@ -29,7 +29,7 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
     samples: [1, H, W, C].
 
   Raises:
-    UsageError: for more than one sample, or a model without a dense layer behind others.
+    UsageError: for more than one sample, a model without a dense layer behind others, or one that is not shared.
   """
   if observation.batch_shape[0] != 1:
     raise errors.UsageError(
@@ -40,6 +40,10 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
   before = [path for layer in layers[:first] for path in layer.paths]
   if not before:
     raise errors.UsageError('no layer stands before the first dense one: the attack fidel reads such a network')
+  kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+  if kernel in kept or bias in kept:
+    raise errors.UsageError(f'the first dense layer, {layers[first].name}, is frozen or private: nothing of it is sent')
+  before = [path for path in before if path not in kept]
   shares = trees.get(observation.update, bias)
   seen = _quotient(trees.get(observation.update, kernel), shares)
   variables = observation.variables
@@ -57,8 +61,8 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
   found, pull = jax.vjp(passed, variables['params'])
   (gradient,) = pull(backward)
   pairs = [(trees.get(gradient, path), trees.get(observation.update, path)) for path in before]
-  apart = sum(jnp.sum(jnp.square(ours - theirs)) for ours, theirs in pairs)
-  size = sum(jnp.sum(jnp.square(theirs)) for _, theirs in pairs)
+  apart = sum((jnp.sum(jnp.square(ours - theirs)) for ours, theirs in pairs), jnp.float32(0))
+  size = sum((jnp.sum(jnp.square(theirs)) for _, theirs in pairs), jnp.float32(0))
   return _relative(apart, size) + _relative(jnp.sum(jnp.square(found - seen)), jnp.sum(jnp.square(seen)))
 
 

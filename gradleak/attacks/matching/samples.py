@@ -35,7 +35,7 @@ def class_average(targets: jax.Array, class_means: jax.Array | None) -> jax.Arra
       "the start 'class_average' needs auxiliary data of each class: give gradleak.scenario public=(samples, targets)"
     )
   total = jnp.maximum(jnp.sum(targets, axis=1, keepdims=True), 1e-12)
-  return jnp.einsum('nc,chwk->nhwk', targets / total, class_means)
+  return jnp.einsum('nc,c...->n...', targets / total, class_means)
 
 
 def start_images(
@@ -71,6 +71,8 @@ def start_images(
 def starting_labels(client: Client, observation: Observation) -> jax.Array:
   """Returns the labels that are given, or inferred where the attacker has to: probabilities [N, classes].
 
+  Where the update shows nothing of them, all classes are as likely.
+
   Raises:
     UsageError: if the client sends nothing of the layer that labels are inferred from, or for a loss that the rule does
       not apply to.
@@ -78,7 +80,7 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
   knowledge, given = observation.knowledge, observation.targets
   if knowledge.labels != 'inferred':
     return given
-  label_rules.check_loss(knowledge.label_inference, client.loss)
+  label_rules.check(knowledge.label_inference, client)
   shape = observation.batch_shape[1:]
   kept = client.kept_paths(observation.variables['params'], shape)
   layers = client.model.layers(shape) if kept and client.model.layers else ()
@@ -87,7 +89,8 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
       f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is not shared: no gradient of '
       "it is sent. Choose labels='optimised' or labels='known'"
     )
-  return jax.nn.one_hot(label_rules.infer(knowledge.label_inference, client.model, observation), given.shape[1])
+  found = label_rules.infer(knowledge.label_inference, client.model, observation)
+  return jnp.where(found[:, None] < 0, 1 / given.shape[1], jax.nn.one_hot(found, given.shape[1]))
 
 
 class Variables(NamedTuple):
@@ -252,10 +255,14 @@ class Samples:
 
 
 def classes_of(client: Client, targets: jax.Array) -> jax.Array:
-  """Returns the classes of labels in the shape of the outputs, int32 [N]; [0] where targets are no class each."""
+  """Returns the classes of labels in the shape of the outputs, int32 [N]; [0] where targets are no class each.
+
+  Where all classes are as likely, a label is −1: unknown.
+  """
   if client.loss.targets is not CLASSES or targets.ndim != 2:
     return jnp.zeros(0, jnp.int32)
-  return jnp.argmax(targets, axis=-1).astype(jnp.int32)
+  alike = (targets[:, 0] > 0) & jnp.all(targets == targets[:, :1], axis=-1) & (targets.shape[1] > 1)
+  return jnp.where(alike, -1, jnp.argmax(targets, axis=-1)).astype(jnp.int32)
 
 
 def labels_of(dummy: dict, given: jax.Array, relax: Callable[[jax.Array], jax.Array]) -> jax.Array:

@@ -21,7 +21,7 @@ from gradleak.attacks.matching import ghost, prefix
 from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, tells, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, classes_of, labels_of, starting_labels
-from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse
+from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse, shared_gradient
 from gradleak.attacks.matching.subsets import Subsets
 from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, summed
 from gradleak.core import errors, trees
@@ -130,7 +130,8 @@ class Matching:
       for name, one in self.terms
       if one.suits(name, kind) and one.together == together and several[one.beside]
     }
-    given = Given(self.client.model.apply, observation, self.copies, count, self.steps)
+    kept = self.kept(observation)
+    given = Given(self.client.model.apply, observation, self.copies, count, self.steps, kept)
     return sum(addends(terms, samples, given, self.comparison.unit(observation)), total)
 
   def losses(
@@ -152,14 +153,12 @@ class Matching:
       decoys: further samples that the client is simulated on, or None.
       place: of the surrogate model, or None.
     """
-    targets = jnp.tile(targets, (self.copies, *[1] * (targets.ndim - 1)))
     client = self.simulation.softly(self.client, count, self.steps)
     if self.comparison.measure.between is None:
       layers = models.require(self.client.model, 'layers')(observation.batch_shape[1:])
       apart = prefix.distance(client, layers, observation, samples)
     else:
-      everything = samples if decoys is None else jnp.concatenate([samples, decoys])
-      apart = self.apart(client, observation, everything, targets, place)
+      apart = self.apart(client, observation, samples, targets, place, decoys)
     return self.added(apart, observation, samples, count), apart
 
   def apart(
@@ -169,15 +168,24 @@ class Matching:
     samples: jax.Array,
     targets: jax.Array,
     place: jax.Array | None = None,
+    decoys: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns the distance between what the client would send of these samples and what was observed, weighed."""
+    """Returns the distance between what the client would send of these samples and what was observed, weighed.
+
+    The arguments are those of `losses`.
+    """
     sample_shape, simulation = observation.batch_shape[1:], self.simulation
+    if decoys is None:
+      targets = jnp.tile(targets, (self.copies, *[1] * (targets.ndim - 1)))
+    else:
+      simulation, client, samples, targets = simulation.beside(client, samples, decoys, targets)
     observed = weighed(observation.update, observation)
     weights = layer_weights(client.model, observation.update, sample_shape, self.comparison.layer_weighting)
     variables = simulation.model(observation, place)
     if self.by_products(observation, samples, targets):
       towards = reverse(observed) if simulation.takes_gradient() else observed
-      return ghost.cosine(ghost.products(client.gradient, towards, variables, samples, targets, weights=weights))
+      gradient = functools.partial(shared_gradient, client)
+      return ghost.cosine(ghost.products(gradient, towards, variables, samples, targets, weights=weights))
     update = simulation.update(client, variables, samples, targets)
     measure, options = self.comparison.measure, {}
     if measure.layers:
@@ -205,7 +213,8 @@ class Matching:
       return False  # products leave no digits below 1e-7
     if sum(leaf.size for leaf in jax.tree.leaves(observation.variables['params'])) < _LARGE:
       return False  # without tracing the gradient
-    return ghost.saved(self.client.gradient, observation.variables, samples, targets) >= _LARGE
+    whole = functools.partial(shared_gradient, self.client)
+    return ghost.saved(whole, observation.variables, samples, targets) >= _LARGE
 
   def evaluate(self, dummy: dict, state: MatchState, observation: Observation) -> tuple[jax.Array, jax.Array]:
     """Returns (objective, distance) at dummy samples."""
@@ -236,8 +245,7 @@ class Matching:
       chosen = targets * weights.astype(targets.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
 
       def of(seed: jax.Array) -> jax.Array:
-        everything = jnp.concatenate([seed, dummy['decoys']]) if 'decoys' in dummy else seed
-        return self.apart(client, observation, everything, chosen, dummy.get('place'))
+        return self.apart(client, observation, seed, chosen, dummy.get('place'), dummy.get('decoys'))
 
       found = self.samples.each(of, samples)
       return jnp.mean(found) if found.ndim else found
@@ -272,7 +280,8 @@ class Matching:
       return True
     unknowns = math.prod(self.form.shape(shape, variables))
     ends = float(self.comparison.measure.floor(jnp.float32(1), jnp.float32(2))) > 0
-    return ends and tells(unknowns, sum(leaf.size for leaf in jax.tree.leaves(variables['params'])))
+    kept = self.client.kept_paths(variables['params'], shape[1:])
+    return ends and tells(unknowns, trees.entries(variables['params'], kept))
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
@@ -294,7 +303,12 @@ class Matching:
 
   def compared(self, observation: Observation, thresholds: Tree | None) -> Observation:
     """Returns the observation with weights of the entries that are compared, see `Comparison`."""
-    return self.comparison.compared(self.comparison.without(observation, self.form.silent), thresholds)
+    kept = self.kept(observation)
+    return self.comparison.compared(self.comparison.without(observation, self.form.silent, kept), thresholds, kept)
+
+  def kept(self, observation: Observation) -> frozenset[tuple[str, ...]]:
+    """Returns the paths of the parameters of which nothing is sent."""
+    return self.client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
 
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
     """Returns `best`, with the point of `state` considered; what has finished stays as it is.
@@ -311,7 +325,9 @@ class Matching:
 
   def arrived(self, state: MatchState, observation: Observation) -> jax.Array:
     """Returns whether the search has come to the distance at which it ends."""
-    ended = self.comparison.arrived(state.best[2], observation)
+    mode, shape = self.comparison.layer_weighting, observation.batch_shape[1:]
+    weights = layer_weights(self.client.model, observation.update, shape, mode)
+    ended = self.comparison.arrived(state.best[2], observation, weights, self.kept(observation))
     return ended if self.simulation.softness is None else ended & ~self.soft(state.count)
 
   def step(self, state: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:

@@ -10,9 +10,11 @@ Federated Averaging, TMLR 2022).
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gradleak.core import errors, trees
@@ -110,6 +112,37 @@ class Simulation:
     """Returns how many dummy samples there are of each private one."""
     return (self.epochs or client.epochs) if self.orders == 'free' else 1
 
+  def beside(
+    self, client: Client, samples: jax.Array, decoys: jax.Array, targets: jax.Array
+  ) -> tuple['Simulation', Client, jax.Array, jax.Array]:
+    """Returns (assumptions, client, samples, targets) of a training whose local batches hold decoys of their samples.
+
+    Args:
+      client: as it is.
+      samples: [copies · N, …], epoch by epoch.
+      decoys: [D · copies · N, …], the first of each sample before the second ones.
+      targets: [N, …], and behind them those of the decoys, [D · N, …].
+    """
+    count, each = len(samples), 1 + len(decoys) // len(samples)
+    number = len(targets) // each
+    parts = np.arange(count).reshape(client.cohort * (count // number), -1)  # clients, or epochs of their own samples
+    own = parts.shape[1]
+    size = self.batch_size or client.batch_size or own
+
+    def cut(part: np.ndarray) -> list[np.ndarray]:
+      return [part[start : start + size] for start in range(0, own, size)]
+
+    def taken(batches: list[np.ndarray], count: int) -> np.ndarray:
+      return np.concatenate([batch + i * count for batch in batches for i in range(each)])
+
+    batches = list(parts) if client.order is not None else [batch for part in parts for batch in cut(part)]
+    order = client.order and tuple(tuple(taken(cut(np.asarray(one)), own)) for one in client.order)
+    simulated = dataclasses.replace(client, batch_size=client.batch_size and each * client.batch_size, order=order)
+    places = taken(batches, count), taken([batch % number for batch in batches], number)
+    both = jnp.concatenate([samples, decoys]), targets
+    both = tuple(x if np.array_equal(p, np.arange(len(x))) else x[p] for x, p in zip(both, places, strict=True))
+    return dataclasses.replace(self, batch_size=each * self.batch_size), simulated, *both
+
   def update(self, client: Client, variables: Tree, samples: jax.Array, targets: jax.Array) -> Tree:
     """Returns what the client would send of dummy samples.
 
@@ -126,10 +159,10 @@ class Simulation:
     """
     simulated = self.trained(client)
     if self.match == 'sign':
-      signs = softened(client.gradient(variables, samples, targets))
+      signs = softened(shared_gradient(client, variables, samples, targets))
       return signs if client.share == 'gradient' else reverse(signs)
     if self.takes_gradient():
-      gradient = client.gradient(variables, samples, targets)
+      gradient = shared_gradient(client, variables, samples, targets)
       each = slopes(client.optimizer, simulated.num_steps(samples.shape[0]), gradient)
       return jax.tree.map(lambda g, slope: g * slope * jnp.asarray(self.rate, g.dtype), gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
@@ -171,6 +204,16 @@ class Simulation:
     if not assumed:
       return f'It knows the local optimizer, its learning rate, the size of the batches and {order}.'
     return f'It assumes {" and ".join(assumed)}, and knows the rest of the local training; of samples, {order}.'
+
+
+def shared_gradient(client: Client, variables: Mapping, samples: jax.Array, targets: jax.Array) -> Tree:
+  """Returns the gradient of the mean loss of samples with zeros in private layers, of which nothing is sent."""
+  gradient = client.gradient(variables, samples, targets)
+  shape = samples.shape[1 : 1 + client.modality.axes]
+  private = client.kept_paths(variables['params'], shape) if client.private else ()
+  return jax.tree.map_with_path(  # no masks, behind which `ghost` would find no products
+    lambda path, g: jnp.zeros_like(g) if trees.path_names(path) in private else g, gradient
+  )
 
 
 def point(place: jax.Array) -> jax.Array:

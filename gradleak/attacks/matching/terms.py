@@ -31,6 +31,7 @@ class Given(NamedTuple):
     observation: the `Observation`.
     copies: dummy samples of each private one.
     done, steps: steps done, and their number.
+    kept: paths of the parameters of which nothing is sent.
   """
 
   apply: Callable[..., Any]
@@ -38,6 +39,7 @@ class Given(NamedTuple):
   copies: int = 1
   done: jax.Array | int = 0
   steps: int = 1
+  kept: Collection[tuple[str, ...]] = ()
 
 
 class Term(NamedTuple):
@@ -217,9 +219,11 @@ def gaussian_prior(images: jax.Array, given: Given) -> jax.Array:
   Where no noise is known, σ² is 1e-6 of the mean square of the update.
   """
   observation = given.observation
-  count = sum(leaf.size for leaf in jax.tree.leaves(observation.update))
+  count = trees.entries(observation.update, given.kept)
   if observation.weights is not None:
-    count = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(observation.weights))
+    weights = jax.tree.leaves_with_path(observation.weights)
+    sent = (leaf.astype(jnp.float32) for path, leaf in weights if trees.path_names(path) not in given.kept)
+    count = sum(jnp.sum(leaf) for leaf in sent)
   energy = jnp.maximum(observation.noise, _ROUNDING * trees.squared_norm(observation.update))
   return energy / count * squared_length(images, observation.prepared)
 
