@@ -677,11 +677,3 @@ def test_a_mean_of_clipped_updates_is_not_clipped_alike(context):
   several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=2))
   assert any('clipped' in name for name in adaptive_attacks('clip(norm=1)', context))
   assert not any('clipped' in name for name in adaptive_attacks('clip(norm=1)', several))
-
-
-def test_a_sum_of_clipped_steps_is_not_clipped_alike(context):
-  steps = defenses.wrap(optax.clip_by_global_norm(1.0), 'step', clips=lambda settings: 1.0)
-  for share, epochs in (('gradient', 1), ('delta', 3)):
-    given = dataclasses.replace(context, client=dataclasses.replace(context.client, share=share, epochs=epochs))
-    found = attacks_on(defenses.bind(steps, given), given, 1, attacks.csdlg(), 1)
-    assert any('clipped' in one.name for one in found) == (share == 'gradient')

@@ -111,6 +111,9 @@ def test_layers_that_are_not_sent_are_not_compared(digits, which):
   assert apart(layers[0]) < 1e-8
   with pytest.raises(UsageError, match=f'{layers[1].name}, is frozen or private'):
     apart(layers[1])
+  own = scenario._replace(client=dataclasses.replace(scenario.client, **{which: (layers[1].name,)}))
+  with pytest.raises(UsageError, match=f'{layers[1].name}, is frozen or private'):
+    gl.audit(jax.random.key(0), own, [None], [gl.attacks.csdlg(distance='dense_input', steps=2)], 1)
 
 
 def test_one_sample_is_matched(digits):

@@ -35,14 +35,12 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
     raise errors.UsageError(
       f'the layers before the first dense one are matched for a single sample, not for {observation.batch_shape[0]}'
     )
-  kernel, bias = first_dense_layer(layers, observation.update)
+  kernel, bias = sent_dense_layer(client, layers, observation)
   first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
   before = [path for layer in layers[:first] for path in layer.paths]
   if not before:
     raise errors.UsageError('no layer stands before the first dense one: the attack fidel reads such a network')
   kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
-  if kernel in kept or bias in kept:
-    raise errors.UsageError(f'the first dense layer, {layers[first].name}, is frozen or private: nothing of it is sent')
   before = [path for path in before if path not in kept]
   shares = trees.get(observation.update, bias)
   seen = _quotient(trees.get(observation.update, kernel), shares)
@@ -64,6 +62,17 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
   apart = sum((jnp.sum(jnp.square(ours - theirs)) for ours, theirs in pairs), jnp.float32(0))
   size = sum((jnp.sum(jnp.square(theirs)) for _, theirs in pairs), jnp.float32(0))
   return _relative(apart, size) + _relative(jnp.sum(jnp.square(found - seen)), jnp.sum(jnp.square(seen)))
+
+
+def sent_dense_layer(
+  client: Client, layers: Sequence[Layer], observation: Observation
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the paths of `first_dense_layer`; raises `UsageError` where the client sends nothing of it."""
+  found = first_dense_layer(layers, observation.update)
+  if not client.kept_paths(observation.variables['params'], observation.batch_shape[1:]).isdisjoint(found):
+    name = next(layer.name for layer in layers if found[0] in layer.paths)
+    raise errors.UsageError(f'the first dense layer, {name}, is frozen or private: nothing of it is sent')
+  return found
 
 
 def _quotient(kernel: jax.Array, bias: jax.Array) -> jax.Array:

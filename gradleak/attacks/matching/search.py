@@ -190,6 +190,7 @@ class Matching:
     measure, options = self.comparison.measure, {}
     if measure.layers:
       options['layers'] = models.require(client.model, 'layers')(sample_shape)
+      prefix.sent_dense_layer(client, options['layers'], observation)
     assert measure.between is not None  # `losses` computes that of 'prefix'
     return measure.between(weighed(clipped(update, observation), observation), observed, weights, **options)
 
