@@ -101,6 +101,11 @@ def test_nothing_is_shown_where_the_attack_fails_in_its_laboratory():
   assert 'does not protect' not in gl.report.sensitivity_table(found)
 
 
+def test_what_leaks_by_an_assumption_alone_is_shown_where_the_laboratory_hides_it():
+  found = made(['batch', 'labels'], lambda dropped: list((25 if tuple(dropped) == ('batch',) else 5) + NOISE))
+  assert verdicts(found) == {'batch': 'not shown', 'labels': 'protects'}
+
+
 def test_what_is_dropped_where_nothing_is_left_to_recover_is_not_shown():
   """The second assumption needs the first to be dropped, which stops the attack already."""
   found = made(['batch', 'labels'], lambda dropped: list((5 if 'batch' in dropped else 25) + NOISE))

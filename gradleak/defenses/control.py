@@ -10,7 +10,7 @@ from gradleak.defenses.base import stateless
 from gradleak.defenses.defense import defense
 
 
-@defense(place='upload', random=True, post_processing=True, replaces=True)
+@defense(place='upload', random=True, post_processing=True)
 def null_gradient() -> optax.GradientTransformationExtraArgs:
   r"""Replaces every tensor by Gaussian noise of the same norm; of norm 1, where the whole update is zero.
 
@@ -28,11 +28,7 @@ def null_gradient() -> optax.GradientTransformationExtraArgs:
     empty = trees.norm(updates) == 0  # noise of no norm would be no control of a defense that adds some
 
     def noise(update: jax.Array, draw: jax.Array) -> jax.Array:
-      norm = trees.norm(update)
-      largest = jnp.max(jnp.abs(update), initial=0.0).astype(jnp.float32)
-      # Squares of large entries leave the range of float32: then in units of the largest entry.
-      far = largest * trees.norm(update / jnp.maximum(largest, 1.0).astype(update.dtype))
-      norm = jnp.where(empty, 1.0, jnp.where(jnp.isinf(norm), far, norm))
+      norm = jnp.where(empty, 1.0, trees.norm(update))
       scale = norm / jnp.maximum(trees.norm(draw), jnp.finfo(jnp.float32).tiny)
       return (draw * scale.astype(draw.dtype)).astype(update.dtype)
 

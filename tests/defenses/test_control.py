@@ -51,9 +51,3 @@ def test_of_an_update_of_zeros_it_is_noise_all_the_same():
   control, _ = transformation.update(updates, transformation.init(updates), key=jax.random.key(0))
   for noise in control.values():
     np.testing.assert_allclose(np.linalg.norm(noise), 1, rtol=1e-5)
-
-
-def test_of_entries_whose_squares_leave_the_range_of_floats_it_keeps_the_norm():
-  updates, transformation = {'a': jnp.full(4, 3e19), 'b': jnp.zeros(0)}, defenses.null_gradient()
-  control, _ = transformation.update(updates, transformation.init(updates), key=jax.random.key(0))
-  np.testing.assert_allclose(np.linalg.norm(np.asarray(control['a'], np.float64)), 6e19, rtol=1e-5)

@@ -7,7 +7,7 @@ import numpy as np
 
 from gradleak import metrics
 from gradleak.modalities import Modality, of_config
-from gradleak.studies.sensitivity.assumptions import LABORATORY, TRAINING, Assumption, named, without
+from gradleak.studies.sensitivity.assumptions import TRAINING, Assumption, named, without
 
 
 class Effect(NamedTuple):
@@ -116,7 +116,6 @@ def judged(found: Sensitivity) -> list[Judgement]:
   """Returns a `Judgement` per assumption, computed from the rows."""
   used = [one for one in found.assumptions if not one.skipped]
   names = [one.name for one in used]
-  fails = not any(row['recovered'] for row in found.of(LABORATORY))
   result = []
   for one in found.assumptions:
     if one.skipped:
@@ -125,7 +124,7 @@ def judged(found: Sensitivity) -> list[Judgement]:
     alone = effect(found, named(one.needs, names), named((*one.needs, one.name), names))
     restored = effect(found, named(without(one, used), names), named(names, names))
     verdict = _verdict(alone, restored)
-    if fails or (one.name == TRAINING and verdict == 'does not protect' and not trains(found)):
+    if one.name == TRAINING and verdict == 'does not protect' and not trains(found):
       verdict = 'not shown'
     result.append(Judgement(one, verdict, alone, restored))
   return result
