@@ -18,6 +18,11 @@ from gradleak.federated import Client
 from gradleak.threat import EVIDENCE, Observation
 
 
+def unsent(client: Client, observation: Observation) -> frozenset[tuple[str, ...]]:
+  """Returns the paths of the parameters of which a client sends nothing: they are frozen or private."""
+  return client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+
+
 class Reconstruction(NamedTuple):
   """What an attack returns.
 

@@ -86,8 +86,8 @@ def span(client: Client) -> base.Attack:
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     about = check(observation)
-    kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
-    found = sequences(about, observation, np.random.default_rng(key.ravel()), kept)
+    rng = np.random.default_rng(key.ravel())
+    found = sequences(about, observation, rng, base.unsent(client, observation))
     length, blank = observation.batch_shape[1], about.padding or 0
     made = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
     texts = np.asarray(made, np.int32).reshape(len(found), length)
@@ -199,7 +199,7 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
       f'the attack span puts sequences together by the inputs of a second layer, and {client.model.name!r} shares '
       'none: attack batches of one, or adapt a second block'
     )
-  kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+  kept = base.unsent(client, observation)
   if any(one[: len(path)] == path for one in kept for path in (*about.projections, *about.second)):
     raise errors.UsageError(
       'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client '

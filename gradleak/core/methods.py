@@ -121,6 +121,12 @@ def name_of(factory: Callable) -> str:
   return getattr(factory, '__name__', type(factory).__name__)
 
 
+def accepted(function: Callable, **given: Any) -> dict[str, Any]:
+  """Returns those of the given arguments that are not None and that a function has a parameter for."""
+  given = {name: value for name, value in given.items() if value is not None}
+  return {name: given[name] for name in given if name in inspect.signature(function).parameters}
+
+
 def setting_names(factory: Callable) -> list[str]:
   """Returns the names of a factory's settings, its keyword-only parameters."""
   if not callable(factory):

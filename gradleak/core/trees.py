@@ -173,9 +173,14 @@ def masked(tree: Tree, mask: Tree) -> Tree:
   return jax.tree.map(lambda x, kept: jnp.where(kept, x, jnp.zeros_like(x)), tree, mask)
 
 
+def leaves_but(tree: Tree, left_out: Collection[tuple[str, ...]] = ()) -> list[Any]:
+  """Returns all leaves but those at some paths."""
+  return [leaf for path, leaf in jax.tree.leaves_with_path(tree) if path_names(path) not in left_out]
+
+
 def entries(tree: Tree, left_out: Collection[tuple[str, ...]] = ()) -> int:
-  """Returns the number of entries of all leaves but those at some paths."""
-  return sum(leaf.size for path, leaf in jax.tree.leaves_with_path(tree) if path_names(path) not in left_out)
+  """Returns the number of entries of `leaves_but`."""
+  return sum(leaf.size for leaf in leaves_but(tree, left_out))
 
 
 def take(tree: Tree, index: Any) -> Tree:

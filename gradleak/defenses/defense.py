@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors
-from gradleak.core.methods import Method, identity, name_of, setting_names
+from gradleak.core.methods import Method, accepted, identity, name_of, setting_names
 from gradleak.core.settings import Choice, check_fields, ranged
 from gradleak.core.trees import Layer, Tree, path_names
 from gradleak.defenses import foreign
@@ -295,9 +295,8 @@ class Defense(optax.GradientTransformationExtraArgs):
       raise errors.UsageError(
         f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C], N ≥ 1'
       )
-    takes = weights is not None and 'weights' in inspect.signature(self.transform).parameters
-    given = {'weights': weights} if takes else {}
-    return self.transform(None if key is None else errors.check_key('key', key), samples, targets, **given)
+    key = None if key is None else errors.check_key('key', key)
+    return self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
 
   @property
   def structure(self) -> Hashable:

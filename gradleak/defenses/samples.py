@@ -6,7 +6,6 @@ float32 [N, classes])` to transformed images and labels of the same shapes.
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +15,7 @@ from jax.scipy.ndimage import map_coordinates
 
 from gradleak.core import errors, trees
 from gradleak.core.settings import Fraction, Range
+from gradleak.defenses.base import stream
 from gradleak.defenses.defense import defense
 
 Samples = tuple[jax.Array, jax.Array]  # images, and labels as probabilities
@@ -26,7 +26,7 @@ def _stream(name: str, key: jax.Array | None) -> jax.Array:
   """Returns the defense's own stream of `key`. Raises `UsageError` without a key."""
   if key is None:
     raise errors.UsageError(f'the defense {name} is random and needs a key: give one to local_update')
-  return jax.random.fold_in(errors.check_key('key', key), zlib.crc32(name.encode()))
+  return stream(name, key)
 
 
 # The operations of ATS, (key, image [H, W, C], magnitude) -> image.

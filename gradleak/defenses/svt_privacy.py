@@ -33,7 +33,7 @@ def _released(settings: Settings) -> float:
 
 
 def _accounted(context: Context, settings: Settings) -> str:
-  size = sum(leaf.size for leaf in shared_leaves(context.variables['params'], context.unshared)[0])
+  size = trees.entries(context.variables['params'], context.unshared)
   count = int(portion(settings['fraction'], size))
   spent = settings['epsilon'] + count * settings['noise_var']
   return (

@@ -5,7 +5,6 @@ The victim and the attacker's simulation of it run the same code; they differ on
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ import numpy as np
 import optax
 
 from gradleak.core import errors, trees
+from gradleak.core.methods import accepted
 from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
@@ -310,9 +310,8 @@ class Client:
     samples, targets = self._samples(samples, targets)
     if self.transform is None:
       return samples, targets
-    takes = weights is not None and 'weights' in inspect.signature(self.transform).parameters
-    given = {'weights': weights} if takes else {}
-    return self.transform(None if key is None else jax.random.fold_in(key, 4), samples, targets, **given)
+    key = None if key is None else jax.random.fold_in(key, 4)
+    return self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
 
   def _samples(self, samples: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the samples, targets as probabilities; raises `UsageError` for what are none. Pixels are not checked."""

@@ -1,6 +1,6 @@
 """What to deploy on a task: what its entries of the leaderboard say, and what they leave open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.verdict import FAILED, RECOVERED
@@ -28,25 +28,21 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   defended = [entry for entry in entries if entry['text'] != 'none']
   cheap = [entry for entry in defended if affordable(entry)]
   priced = any(entry['cost'] for entry in defended)
-
-  def counts(entry: Mapping[str, Any]) -> bool:
-    return entry['text'] != 'none' and (affordable(entry) or not priced)
-
-  told = [
-    one
-    for side in ('honest', 'malicious')
-    for one in _side(
-      side, undefended, [entry for entry in judged(entries, side) if counts(entry) and entry[side]], priced
-    )
-  ]
-  named = _likelihood(undefended, cheap if priced else defended)
+  counted = cheap if priced else defended
+  told = []
+  for side in ('honest', 'malicious'):
+    attacked = [entry for entry in judged(entries, side) if entry in counted and entry[side]]
+    told += _side(side, undefended, attacked, priced)
+  ranked = _of_working_seeds(entries, _finds_originals)
+  named = _likelihood(undefended, [entry for entry in ranked if entry in counted])
   told += named
   unknown = [entry['defense'] for entry in defended if entry['cost'] is None]
   dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
   costly = [entry['defense'] for entry in dear]
   told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
   told += [found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else []
-  hiding = [one for one in _likelihood(undefended, dear) if one.name == 'deploy.listed']
+  hidden = _likelihood(undefended, [entry for entry in ranked if entry in dear])
+  hiding = [one for one in hidden if one.name == 'deploy.listed']
   return told + [
     found('deploy.dear', **one.facts) for one in hiding if [one.name for one in named] == ['deploy.everyone']
   ]
@@ -81,7 +77,14 @@ def failed(seen: Mapping[str, Any]) -> bool:
 
 def judged(entries: Sequence[Mapping[str, Any]], side: str) -> list[Mapping[str, Any]]:
   """Returns the entries of the seeds for which the attacks of a server show samples without a defense; all if none."""
-  seeds = {entry.get('seed') for entry in entries if entry['text'] == 'none' and entry[side] and shown(entry[side])}
+  return _of_working_seeds(entries, lambda entry: bool(entry[side]) and shown(entry[side]) > 0)
+
+
+def _of_working_seeds(
+  entries: Sequence[Mapping[str, Any]], works: Callable[[Mapping[str, Any]], bool]
+) -> list[Mapping[str, Any]]:
+  """Returns the entries of the seeds for which an attacker `works` without a defense; all where there is none."""
+  seeds = {entry.get('seed') for entry in entries if entry['text'] == 'none' and works(entry)}
   return [entry for entry in entries if entry.get('seed') in seeds] or list(entries)
 
 
@@ -142,8 +145,7 @@ def _side(
 def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what is to be said of an attacker with a list of candidates; nothing where it fails without a defense."""
   known = [entry for entry in cheap if entry.get('likelihood')]
-  bare = [entry['likelihood'] for entry in undefended if entry.get('likelihood')]
-  if not known or not any(_named(one)[0] > 1 / (one['candidates'] + 1) for one in bare):
+  if not known or not any(map(_finds_originals, undefended)):
     return []
   best = min(known, key=lambda entry: (_named(entry['likelihood'])[1], (entry['cost'] or {}).get('points', 0)))
   seen = best['likelihood']
@@ -154,6 +156,12 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
   }
   everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)
   return [found('deploy.everyone' if everyone else 'deploy.listed', **facts)]
+
+
+def _finds_originals(entry: Mapping[str, Any]) -> bool:
+  """Returns whether the likelihood finds more originals than chance does."""
+  one = entry.get('likelihood')
+  return one is not None and _named(one)[0] > 1 / (one['candidates'] + 1)
 
 
 def _price(entry: Mapping[str, Any]) -> str:

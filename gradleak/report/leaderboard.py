@@ -147,12 +147,11 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   ]
   known = ', '.join(filter(None, described))
   ordered = sorted(entries, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
-  honest, malicious = ([_worst(one, side) for one in ordered if one[side]] for side in ('honest', 'malicious'))
+  honest = [_worst(one, 'honest') for one in deploy.judged(ordered, 'honest')]
+  malicious = [_worst(one, 'malicious') for one in ordered if one['malicious']]
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
-  found = headline.sentence([_worst(one, 'honest') for one in deploy.judged(ordered, 'honest')], task) + (
-    said('leaderboard.changed', changed=changed) if changed else ''
-  )
+  found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
   advice = [*deploy.advice(ordered)]
   held = {(entry.get('settings') or {}).get('public') for entry in entries} - {None}
   parts = [

@@ -23,15 +23,9 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   defended = [entry for entry in deploy.judged(entries, 'honest') if entry['text'] != 'none']
   numbers = Counter(entry['honest']['n'] for entry in defended)
   common = max(numbers, key=lambda n: (numbers[n], n), default=0)
-  counts = [
-    deploy.shown(entry['honest'])
-    if any(entry is one for one in defended)
-    and entry['honest']['n'] == common
-    and deploy.affordable(entry)
-    and not deploy.failed(entry['honest'])
-    else None
-    for entry in entries
-  ]
+  usual = [entry for entry in defended if entry['honest']['n'] == common]
+  counted = [entry for entry in usual if deploy.affordable(entry) and not deploy.failed(entry['honest'])]
+  counts = [deploy.shown(entry['honest']) if entry in counted else None for entry in entries]
   ranked = [count for count in counts if count is not None]
 
   def place(count: int) -> tuple[int, int]:

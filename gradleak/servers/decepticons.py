@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from gradleak.attacks import span_targets
-from gradleak.attacks.base import Attack, attack, host_form
+from gradleak.attacks.base import Attack, attack, host_form, unsent
 from gradleak.core import errors, trees
 from gradleak.core.settings import Range
 from gradleak.core.trees import Tree
@@ -478,7 +478,7 @@ def decepticons(client: Client, *, gain: Gain = 1e5, mark: Mark = 0.1) -> Attack
     places, about = places_of(client.model, observation.variables['params']), client.model.first_block
     if about is None:
       raise errors.UsageError(f'decepticons reads gpt or bert, and the model is {client.model.name!r}')
-    kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+    kept = unsent(client, observation)
     if any(one[: len(places.up)] == places.up for one in kept):
       raise errors.UsageError(
         f'decepticons reads the gradient of {"/".join(places.up)}, and the client does not share it: it is frozen or '

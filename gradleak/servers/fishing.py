@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks import presets
-from gradleak.attacks.base import Attack, attack, require_gradient
+from gradleak.attacks.base import Attack, attack, require_gradient, unsent
 from gradleak.attacks.matching.distances import reweighed
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice
@@ -192,7 +192,7 @@ def class_fishing(
   matching = _matching_of_one(client, target, statistics, inner, steps, tv, start)
 
   def seen(observation: Observation) -> Observation:
-    return isolated(client.model, observation, target, kept=_kept(client, observation))
+    return isolated(client.model, observation, target, kept=unsent(client, observation))
 
   def objective(observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     of_class = jnp.argmax(targets, axis=1) == target
@@ -243,7 +243,7 @@ def feature_fishing(
   def seen(observation: Observation) -> Observation:
     searched, _ = _search_result(client.model, observation, target, method)
     uploads = jnp.where(searched, 2.0, 1.0) if method == 'difference' else 1.0
-    return isolated(client.model, observation, target, uploads, _kept(client, observation))
+    return isolated(client.model, observation, target, uploads, unsent(client, observation))
 
   def objective(observation: Observation, samples: jax.Array, targets: jax.Array) -> jax.Array:
     of_class = jnp.argmax(targets, axis=1) == target
@@ -276,11 +276,6 @@ def _adapted(matching, seen, objective, auxiliary_data):
     auxiliary_data=matching.auxiliary_data or auxiliary_data,
     noise=lambda shape, variables: matching.noise((1, *shape[1:]), variables),
   )
-
-
-def _kept(client, observation):
-  """Returns the paths of the parameters of which nothing is sent."""
-  return client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
 
 
 def isolated(

@@ -124,6 +124,9 @@ def test_a_defense_is_credited_where_the_attacks_of_its_own_seed_work():
   working = [{**one, 'seed': 0} for one in (NONE, entry('b', 20))]
   told = deploy.advice(blind + working)
   assert [one.facts.get('best') for one in told if one.name.endswith('_honest')] == ['b']
+  named = [{**one, 'likelihood': {'identified': 0, 'n': 40, 'candidates': 99}} for one in blind]
+  told = deploy.advice([*named, working[0], {**entry('b', 20, likelihood=12), 'seed': 0}])
+  assert [one.facts['best'] for one in told if one.name in ('deploy.listed', 'deploy.everyone')] == ['b']
   assert deploy.judged(blind, 'honest') == blind and ranks(blind + working) == [None, None, None, (1, 1)]
 
 

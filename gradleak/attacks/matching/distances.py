@@ -204,8 +204,7 @@ def noise_left(observation: Observation, weights: Tree, kept: Collection[tuple[s
     sums = jax.tree.map(
       lambda u, w: jnp.sum(jnp.broadcast_to(w, u.shape), dtype=jnp.float32), observation.update, weights
     )
-    sent = [leaf for path, leaf in jax.tree.leaves_with_path(sums) if trees.path_names(path) not in kept]
-    return jnp.sum(jnp.stack(sent))
+    return jnp.sum(jnp.stack(trees.leaves_but(sums, kept)))
 
   before = observation.weights
   if before is None:
@@ -277,12 +276,9 @@ class Comparison:
       weights: of the tensors, or None.
       kept: see `noise_left`.
     """
-    observed, noise = weighed(observation.update, observation), observation.noise
-    if weights is not None:
-      observed = _weighted(observed, jax.tree.map(jnp.sqrt, weights))
-      every = weights if observation.weights is None else jax.tree.map(jnp.multiply, weights, observation.weights)
-      noise = noise_left(observation, every, kept)
-    floor = self.measure.floor(noise, trees.squared_norm(observed))
+    seen = observation if weights is None else reweighed(observation, weights, kept)
+    observed = weighed(seen.update, seen)
+    floor = self.measure.floor(seen.noise, trees.squared_norm(observed))
     near = self.tolerance * self.measure.unit(observed)
     return ((observation.noise > 0) & (apart <= floor)) | ((self.tolerance > 0) & (apart <= near))
 

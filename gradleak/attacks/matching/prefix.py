@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from gradleak.attacks.base import unsent
 from gradleak.attacks.dense import first_dense_layer
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
@@ -40,7 +41,7 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
   before = [path for layer in layers[:first] for path in layer.paths]
   if not before:
     raise errors.UsageError('no layer stands before the first dense one: the attack fidel reads such a network')
-  kept = client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+  kept = unsent(client, observation)
   before = [path for path in before if path not in kept]
   shares = trees.get(observation.update, bias)
   seen = _quotient(trees.get(observation.update, kernel), shares)
@@ -69,7 +70,7 @@ def sent_dense_layer(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the paths of `first_dense_layer`; raises `UsageError` where the client sends nothing of it."""
   found = first_dense_layer(layers, observation.update)
-  if not client.kept_paths(observation.variables['params'], observation.batch_shape[1:]).isdisjoint(found):
+  if not unsent(client, observation).isdisjoint(found):
     name = next(layer.name for layer in layers if found[0] in layer.paths)
     raise errors.UsageError(f'the first dense layer, {name}, is frozen or private: nothing of it is sent')
   return found

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from gradleak.attacks import labels as label_rules
+from gradleak.attacks.base import unsent
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
@@ -82,7 +83,7 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
     return given
   label_rules.check(knowledge.label_inference, client)
   shape = observation.batch_shape[1:]
-  kept = client.kept_paths(observation.variables['params'], shape)
+  kept = unsent(client, observation)
   layers = client.model.layers(shape) if kept and client.model.layers else ()
   if layers and not kept.isdisjoint(layers[-1].paths):
     raise errors.UsageError(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradleak.attacks.base import Attack, Reconstruction
+from gradleak.attacks.base import Attack, Reconstruction, unsent
 from gradleak.attacks.matching import ghost, prefix
 from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, tells, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
@@ -309,7 +309,7 @@ class Matching:
 
   def kept(self, observation: Observation) -> frozenset[tuple[str, ...]]:
     """Returns the paths of the parameters of which nothing is sent."""
-    return self.client.kept_paths(observation.variables['params'], observation.batch_shape[1:])
+    return unsent(self.client, observation)
 
   def better(self, state: MatchState, objective: jax.Array, apart: jax.Array, observation: Observation) -> tuple:
     """Returns `best`, with the point of `state` considered; what has finished stays as it is.

@@ -221,9 +221,7 @@ def gaussian_prior(images: jax.Array, given: Given) -> jax.Array:
   observation = given.observation
   count = trees.entries(observation.update, given.kept)
   if observation.weights is not None:
-    weights = jax.tree.leaves_with_path(observation.weights)
-    sent = (leaf.astype(jnp.float32) for path, leaf in weights if trees.path_names(path) not in given.kept)
-    count = sum(jnp.sum(leaf) for leaf in sent)
+    count = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in trees.leaves_but(observation.weights, given.kept))
   energy = jnp.maximum(observation.noise, _ROUNDING * trees.squared_norm(observation.update))
   return energy / count * squared_length(images, observation.prepared)
 

@@ -278,10 +278,10 @@ def _contradiction(entry: dict[str, Any]) -> str:
   for side in ('honest', 'malicious'):
     if entry[side] is not None and (wrong := _miscounted(entry[side], entry['trials'])):
       return f'{side}: {wrong}'
-  if wrong := _unshowable(entry):
-    return wrong
   if not entry['defense'] or not entry['text']:
     return 'its defense has no name'
+  if wrong := _unshowable(entry):
+    return wrong
   if not re.fullmatch('[0-9a-f]{64}', entry['rows_sha256']):
     return f'rows_sha256 is {errors.shown(entry["rows_sha256"])}, expected 64 hexadecimal digits'
   for picture in ('private', 'seen'):
