@@ -79,8 +79,8 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
   r"""APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
 
   The attack reads one sample. For a batch, or for several local steps, Δ is the mean over samples and steps, and the
-  returned image is a mixture of theirs. It returns no labels. Pixels are as the embedding sees them: normalised, where
-  the model normalises them itself.
+  returned image is a mixture of theirs. It returns no labels. Where the model normalises its pixels, what the embedding
+  sees is scaled back: x σ + μ.
 
   Formula:
     \frac{\partial \ell}{\partial W} = X^\top \Delta, \quad \Delta = \frac{\partial \ell}{\partial \text{pos}}, \quad
@@ -102,7 +102,10 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
     rows, columns = height // side, width // side
     weights, positions = (trees.get(observation.update, path) for path in (kernel, position))
     behind = positions.reshape(-1, weights.shape[1])[-rows * columns :]  # the class token stands first
-    found = patches_of(weights, behind, rcond).reshape(rows, columns, side, side, channels)
-    return found.transpose(0, 2, 1, 3, 4), None
+    found = patches_of(weights, behind, rcond).reshape(rows, columns, side, side, channels).transpose(0, 2, 1, 3, 4)
+    if client.model.normalisation is None:
+      return found, None
+    mean, std = (jnp.asarray(values, found.dtype).reshape(1, 1, 1, 1, -1) for values in client.model.normalisation)
+    return found * std + mean, None
 
   return base.closed_form(read, check=lambda observation: embedding(client, observation))

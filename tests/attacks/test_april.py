@@ -54,6 +54,7 @@ def noisy(observation, share):
   ('spec', 'local', 'channels'),
   [
     (SMALL, {}, 1),
+    (f'{SMALL}+normalised(pixels=imagenet)', {}, 3),
     pytest.param('vit_tiny(patch=4,depth=2,width=48)', {}, 3, marks=pytest.mark.slow),
     pytest.param('vit_tiny(patch=8,depth=2,width=192)', {}, 1, marks=pytest.mark.slow),
     pytest.param(SMALL, {'share': 'delta'}, 1, marks=pytest.mark.slow),  # one plain step: a factor cancels
