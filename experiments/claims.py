@@ -36,12 +36,14 @@ def judged(
 ) -> dict[Ordered, str]:
   """Returns of each comparison one of `SAID`.
 
-  It holds, or does not, where the whole 95 % interval of the difference says so; all else is undecided. So is what is
-  said of a figure that we do not have, or what needs an undefended attack that works, see `lacking`.
+  It holds where the whole 95 % interval of the difference says so. One comparison of a claim suffices against it: it
+  does not hold where an interval at 1 − 0.05/m says so, with m comparisons in the claim (Bonferroni). All else is
+  undecided. So is what is said of a figure that we do not have, or what needs an undefended attack that works, see
+  `lacking`.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   lacks = lacking(experiment, outcomes, scale, claim)
-  return {one: SAID[2] if lacks[one] else _word(found, one) for one in claim}
+  return {one: SAID[2] if lacks[one] else _word(found, one, len(claim)) for one in claim}
 
 
 def lacking(
@@ -49,24 +51,24 @@ def lacking(
 ) -> dict[Ordered, list[tuple[Cell, Outcome]]]:
   """Returns of each comparison the undefended runs that fail, where it needs one that works; [] where it needs none.
 
-  What is said of a defense needs one in its column (`judgement.conclusive`). A figure of a reconstruction may be below
-  a bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the table.
+  What is said of a defense needs those that `judgement.blocking` names. A figure of a reconstruction may be below a
+  bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the table.
   """
   found = comparison.by_place(experiment.cells, outcomes)
-  allowed = dict(zip(found, judgement.conclusive(experiment, outcomes, scale), strict=True))
+  blocked = dict(zip(found, judgement.blocking(experiment, outcomes, scale), strict=True))
   alone = [each for each, bare in zip(found.values(), judgement.undefended(experiment, scale), strict=True) if bare]
   failing = [(cell, outcome) for cell, outcome in alone if outcome.failed]
   lacks = {}
   for one in claim:
     named = places([one])
     metrics = {metric for _, _, metric in named}
-    columns = {(column, metric) for column, _, metric in named}
-    if not all(allowed[place] for place in named):
-      lacks[one] = [each for each in failing if (each[0].column, each[0].metric) in columns]
-    elif len(failing) == len(alone) and all(map(judgement.pictured, metrics)) and _blind(one) == _word(found, one):
-      lacks[one] = [each for each in failing if each[0].metric in metrics]
+    needed = {each[0]: each for place in named for each in blocked[place]}
+    if needed:
+      lacks[one] = list(needed.values())
     else:
-      lacks[one] = []
+      blind = len(failing) == len(alone) and all(map(judgement.pictured, metrics))
+      led = blind and _blind(one) == _word(found, one, len(claim))
+      lacks[one] = [each for each in failing if each[0].metric in metrics] if led else []
   return lacks
 
 
@@ -77,14 +79,13 @@ def _blind(one: Ordered) -> str:
   return SAID[1] if isinstance(_place(one.one), float) else ''
 
 
-def _word(found: dict, one: Ordered) -> str:
-  """Returns which of `SAID` the interval of a difference is."""
-  low, high = _difference(found, one) or (-float('inf'), float('inf'))
-  if one.alike:
-    true, false = -one.margin <= low and high <= one.margin, low > one.margin or high < -one.margin
-  else:
-    true, false = (high < 0 if one.margin == 0 else high <= one.margin), low > one.margin
-  return SAID[0] if true else SAID[1] if false else SAID[2]
+def _word(found: dict, one: Ordered, count: int) -> str:
+  """Returns which of `SAID` the intervals of a difference are; `count`: of the comparisons in its claim."""
+  low, high = _difference(found, one)
+  if -one.margin <= low and high <= one.margin if one.alike else high < 0 if one.margin == 0 else high <= one.margin:
+    return SAID[0]
+  low, high = _difference(found, one, 1 - 0.05 / count)
+  return SAID[1] if low > one.margin or (one.alike and high < -one.margin) else SAID[2]
 
 
 def whole(said: Iterable[str]) -> str:
@@ -158,15 +159,16 @@ def _side(found: dict, place: tuple[str, str, str] | float, column: str) -> tupl
   return cell.row if cell.column == column else f'{cell.row} of {cell.column}', ours_text(cell.metric, outcome)
 
 
-def _difference(found: dict, one: Ordered) -> tuple[float, float] | None:
-  """Returns the interval of the first side less the second."""
+def _difference(found: dict, one: Ordered, confidence: float = 0.95) -> tuple[float, float]:
+  """Returns the interval of the first side less the second; an infinite one where a figure is missing."""
+  nothing = -float('inf'), float('inf')
   places = [_place(text) for text in (one.one, one.other)]
   if not any(isinstance(place, float) for place in places):
-    return comparison.difference(*(found[place] for place in places))
+    return comparison.difference(*(found[place] for place in places), confidence) or nothing
   sides = [_exact(place) if isinstance(place, float) else found[place] for place in places]
-  bounds = [comparison.interval(*side) for side in sides]
+  bounds = [comparison.interval(*side, confidence) for side in sides]
   if None in bounds:
-    return None
+    return nothing
   (low, high), (least, largest) = bounds  # type: ignore[misc]
   return low - largest, high - least
 
@@ -394,10 +396,10 @@ CLAIMS: dict[str, tuple[Ordered, ...]] = {
   'ffl_5_cifar100': _fragments('ResNet'),
   'ffl_5_emnist': _fragments('ConvNet'),
   **{f'ffl_4_{name}': _cheap() for name in ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet', 'emnist_convnet')},
-  'fidel_5': _below(('mnist', 'cifar10'), ['revealed'], ['batch'], ['one by one']),
+  'fidel_5': _below(('mnist', 'cifar10'), ['revealed_share'], ['batch'], ['one by one']),
   'fidel_8': (
-    Ordered('0', 'mnist | one by one, table III | revealed'),
-    Ordered('0', 'cifar10 | one by one, table IV | revealed'),
+    Ordered('0', 'mnist | one by one, table III | revealed_share'),
+    Ordered('0', 'cifar10 | one by one, table IV | revealed_share'),
   ),
   'fidel_13': (
     *_below(['30 samples'], ['revealed'], ['relu, no dropout'], ['relu, dropout 0.5']),

@@ -107,6 +107,7 @@ HEADINGS = {
   'change': ('change of the update, of its norm', lambda value: number(value, 2)),
   'identified': ('re-identified %', lambda value: number(100 * value, 1)),
   'revealed': ('samples fully revealed', number),
+  'revealed_share': ('samples fully revealed %', lambda value: number(value, 1)),
   'revealed_90': ('samples at ≥ 0.9', number),
   'certified': ('images certified', number),
   'largest_error': ('largest error', significant),
@@ -133,7 +134,7 @@ ACCURACIES = ('accuracy', 'sensitive_accuracy', 'accuracy_share')
 # Metric -> the width of its range, where a figure has no order of magnitude.
 BOUNDED = {
   **dict.fromkeys(('ssim', 'oracle_ssim', 'last_ssim', 'lpips', 'cosine', 'alone'), 1.0),
-  **dict.fromkeys((*ACCURACIES, 'share_sent'), 100.0),
+  **dict.fromkeys((*ACCURACIES, 'share_sent', 'revealed_share'), 100.0),
 }
 VERDICTS = ('agrees', 'both fail', 'same order of magnitude', 'differs', 'undecided', 'no conclusion')
 
@@ -186,13 +187,28 @@ def unmeasured(found: Outcome) -> bool:
   return found.recovered is not None and found.low is None
 
 
-def interval(cell: Cell, found: Outcome) -> tuple[float, float] | None:
-  """Returns the interval of our figure, None where there is none; of few trainings, what they leave open."""
+def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[float, float] | None:
+  """Returns the interval of our figure, None where there is none; of few trainings, what they leave open.
+
+  Another confidence than 0.95 widens it as Student's t does, with the trials less one degrees of freedom.
+  """
   if found.mean is None:
     return None
   if single(cell, found):
     return found.mean - ONE_TRAINING, found.mean + ONE_TRAINING
-  return (found.mean, found.mean) if found.low is None else (found.low, found.high)
+  if found.low is None or found.high is None:
+    return found.mean, found.mean
+  wider = _wider(confidence, (found.trainings or found.n) - 1)
+  return found.mean - wider * (found.mean - found.low), found.mean + wider * (found.high - found.mean)
+
+
+def _wider(confidence: float, freedom: int) -> float:
+  """Returns by which factor an interval is wider than that of 95 %."""
+  from scipy import stats
+
+  if confidence == 0.95 or freedom < 1:
+    return 1.0
+  return float(stats.t.ppf((1 + confidence) / 2, freedom) / stats.t.ppf(0.975, freedom))
 
 
 def paper_interval(cell: Cell) -> tuple[float, float] | None:
@@ -205,8 +221,10 @@ def paper_interval(cell: Cell) -> tuple[float, float] | None:
   return min(printed) - half, max(printed) + half
 
 
-def difference(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[float, float] | None:
-  """Returns the 95 % interval of one of our figures less another, None where either has none.
+def difference(
+  one: tuple[Cell, Outcome], other: tuple[Cell, Outcome], confidence: float = 0.95
+) -> tuple[float, float] | None:
+  """Returns the interval of one of our figures less another, None where either has none.
 
   Trials or seeds that both have are compared one by one. Without them the difference is between the intervals' ends. A
   figure without an interval is taken to 5 %, and one with unknown noise may have any difference.
@@ -217,14 +235,14 @@ def difference(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[
     return -math.inf, math.inf
   common = sorted(one[1].values.keys() & other[1].values.keys())
   if len(common) > 1 and not single(*one) and not single(*other):
-    _, low, high = statistics.mean_interval([one[1].values[key] - other[1].values[key] for key in common])
+    _, low, high = statistics.mean_interval([one[1].values[key] - other[1].values[key] for key in common], confidence)
     return low, high
-  (low, high), (least, largest) = _allowed(*one), _allowed(*other)
+  (low, high), (least, largest) = _allowed(*one, confidence), _allowed(*other, confidence)
   return low - largest, high - least
 
 
-def _allowed(cell: Cell, found: Outcome) -> tuple[float, float]:
-  low, high = interval(cell, found)  # type: ignore[misc]
+def _allowed(cell: Cell, found: Outcome, confidence: float) -> tuple[float, float]:
+  low, high = interval(cell, found, confidence)  # type: ignore[misc]
   slack = EXACT / 2 * abs(found.mean) if low == high else 0.0  # type: ignore[arg-type]
   return low - slack, high + slack
 

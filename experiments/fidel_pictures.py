@@ -17,7 +17,7 @@ from experiments.panels import Panel, sheet, stretched
 from experiments.rehearsal import Ledger
 from experiments.study import say
 from gradleak.attacks import decoder, dense
-from gradleak.core import locks, trees
+from gradleak.core import locks, statistics, trees
 from gradleak.core.storage import write_atomically
 from gradleak.metrics import pearson, revealed
 
@@ -143,8 +143,8 @@ class Pictures(fidel.Attacked):
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
     row = self.row_of(cell, rows)
-    share = 100 * row['revealed'] / row['samples']
-    return Outcome(row['revealed'], None, None, row['samples'], None, 0, f'{share:.0f} % of {row["samples"]}')
+    ends = (100 * value for value in statistics.proportion_interval(row['revealed'], row['samples']))
+    return Outcome(*ends, row['samples'], None, 0, f'{row["revealed"]} of {row["samples"]}')
 
 
 class Sent(NamedTuple):
@@ -211,7 +211,7 @@ def _pictures(model, table, shows, decoders=None, mini=None):
     )
     for dataset, steps, trained, decoded in (('mnist', 2_000, 60_000, 100), ('cifar10', 2_000, 50_000, 120))
   }
-  cells = [Cell(name, label, 'revealed', name, label) for name, run in runs.items() for label in run.defenses]
+  cells = [Cell(name, label, 'revealed_share', name, label) for name, run in runs.items() for label in run.defenses]
   name = {'mlp': 'fidel_5', 'cnn': 'fidel_8'}[model]
   choices = [fidel.CHOICES[0], fidel.CHOICES[2], 'ReLU, no dropout.']
   if model == 'cnn':

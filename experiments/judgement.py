@@ -24,6 +24,8 @@ UNCOUNTED = ('by construction', 'repeated')
 NOT_SHOWN = 'not shown'
 COUNTED = (*comparison.VERDICTS, *UNCOUNTED, NOT_SHOWN)
 PICTURES = ('psnr', 'ssim', 'mse', 'lpips')  # what begins or ends the names of the metrics of a reconstruction
+# Metrics that mean the same whether or not an attack succeeds, or a model learns.
+UNCONDITIONAL = (*comparison.TIMED, 'cosine', 'queries', 'parameters', 'share_sent', 'total_parameters', 'epsilon')
 
 
 def statuses(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> list[str]:
@@ -58,19 +60,30 @@ def statuses(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) ->
 
 
 def conclusive(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> list[bool]:
-  """Returns of each cell whether its table allows a conclusion.
+  """Returns of each cell whether its table allows a conclusion: nothing is `blocking` it."""
+  return [not found for found in blocking(experiment, outcomes, scale)]
 
-  It allows none of a defense if the undefended run of the same column and metric fails. A run fails if no image is
-  recovered, or if its model is at chance.
+
+def blocking(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> list[list[tuple[Cell, Outcome]]]:
+  """Returns of each cell the undefended cells whose failure leaves what it says of a defense open.
+
+  A defense is judged beside the undefended cells of the same run, column and metric, or of other runs where its own has
+  none. A run fails if no image is recovered, or if its model is at chance. No `UNCONDITIONAL` metric needs one.
   """
   bare = undefended(experiment, scale)
-  failing = {
-    (cell.column, cell.metric)
-    for cell, found, alone in zip(experiment.cells, outcomes, bare, strict=True)
-    if alone and found.failed
-  }
+  beside = collections.defaultdict(list)
+  for cell, found, alone in zip(experiment.cells, outcomes, bare, strict=True):
+    if alone:
+      beside[cell.column, cell.metric].append((cell, found))
+
+  def failing(cell: Cell) -> list[tuple[Cell, Outcome]]:
+    known = beside[cell.column, cell.metric]
+    own = [each for each in known if each[0].run == cell.run] or known
+    return [each for each in own if each[1].failed]
+
   return [
-    alone or (cell.column, cell.metric) not in failing for cell, alone in zip(experiment.cells, bare, strict=True)
+    [] if alone or cell.metric in UNCONDITIONAL else failing(cell)
+    for cell, alone in zip(experiment.cells, bare, strict=True)
   ]
 
 

@@ -6,6 +6,7 @@ import math
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 import experiments
@@ -65,6 +66,23 @@ def test_a_defense_is_not_judged_where_the_undefended_attack_fails():
   assert found[:2] == ['agrees', 'agrees'] and set(found[2:]) == {'no conclusion'}
   elsewhere = [cell._replace(column='faces') if cell.row == 'none' else cell for cell in CELLS]
   assert 'no conclusion' not in judgement.statuses(toy(elsewhere), (*failing, *BLIND, *SEEN), 'paper')
+
+
+def test_the_undefended_run_of_the_same_state_decides():
+  cells = [Cell('fishing', f'{state}, {row}', 'psnr', state, row) for state in ('new', 'old') for row in ('none', 'DP')]
+  experiment = Experiment('toy', 'A paper.', 'Table', 'Fishing.', {'new': RUN, 'old': RUN}, tuple(cells), 'Means.')
+  fails, works = outcome(6, 7, 5), outcome(30, 31, 29, recovered=3)
+  assert judgement.conclusive(experiment, (fails, fails, works, fails), 'paper') == [True, False, True, True]
+  claim = Ordered('fishing | old, DP | psnr', 'fishing | old, none | psnr')
+  assert claims.judged(experiment, (fails, fails, works, fails), 'paper', [claim]) == {claim: 'holds'}
+  lone = dataclasses.replace(experiment, cells=(cells[0], cells[3]))  # its own state has none: the column's counts
+  assert judgement.conclusive(lone, (fails, fails), 'paper') == [True, False]
+
+
+def test_what_no_success_is_needed_for_is_judged_without_one():
+  cells = [cell._replace(metric='cosine') for cell in CELLS if cell.metric == 'psnr']
+  found = outcome(1.0, 0.99, 0.98), outcome(0.1, 0.11, 0.09), outcome(0.5, 0.51, 0.49)
+  assert all(one.failed for one in found) and all(judgement.conclusive(toy(cells), found, 'paper'))
 
 
 def test_a_repeated_cell_counts_once():
@@ -209,6 +227,42 @@ def test_that_nothing_is_seen_says_nothing_where_every_undefended_attack_fails(c
   assert said.startswith('Even without a defense the attack recovers nothing here: ') == (fails == 'undecided')
 
 
+def test_a_claim_of_many_comparisons_is_contradicted_by_noise_at_most_as_often_as_one():
+  cells = [cell for i in range(15) for cell in (*line('none', 1.0, 1.0), *line('GC', 0.0, 0.0))]
+  cells = [cell._replace(column=f'data {index // 4}') for index, cell in enumerate(cells)]
+  claim = [
+    Ordered(f'data {i} | GC | {metric}', f'data {i} | none | {metric}')
+    for i in range(15)
+    for metric in ('psnr', 'ssim')
+  ]
+  rng, false = np.random.default_rng(0), 0
+  for _ in range(60):
+    drawn = [outcome(*rng.normal(size=16), recovered=1) for _ in cells]
+    false += claims.whole(claims.judged(toy(cells), drawn, 'paper', claim).values()) == 'does not hold'
+  assert false <= 5  # without the correction, about half of the 60
+  far = [one._replace(mean=0.0, values={}, low=-1.0, high=1.0) for one in drawn]
+  far[2] = far[2]._replace(mean=4.0, low=1.5, high=6.5)  # beyond 95 %, and not beyond 99.8 %
+  assert claims.judged(toy(cells), far, 'paper', claim)[claim[0]] == 'undecided'
+  assert claims.judged(toy(cells), far, 'paper', claim[:1])[claim[0]] == 'does not hold'
+
+
+def test_shares_of_different_counts_are_compared_as_shares():
+  experiment = experiments.REGISTRY['fidel_5']
+  (run,) = {cell.run for cell in experiment.cells if cell.column == 'mnist'}
+  cells = [cell for cell in experiment.cells if cell.run == run]
+
+  def said(single, batch):
+    rows = [
+      {'defense': cell.defense, 'samples': count, 'revealed': found}
+      for cell, count, found in zip(cells, (100, 10), (single, batch), strict=True)
+    ]
+    found = [experiment.runs[run].outcome(cell, rows) for cell in cells]
+    claim = claims.CLAIMS['fidel_5'][0]
+    return claims.judged(dataclasses.replace(experiment, cells=tuple(cells)), found, 'paper', [claim])[claim]
+
+  assert (said(100, 5), said(60, 6), said(60, 10), said(10, 10)) == ('holds', 'undecided', 'undecided', 'does not hold')
+
+
 def test_a_bound_on_what_is_no_picture_needs_no_attack_that_works():
   cell, claim = Cell('digits', 'none', 'largest_error', 'run', 'none'), Ordered('digits | none | largest_error', '0.1')
   assert claims.judged(toy([cell]), BLIND[1:], 'paper', [claim]) == {claim: 'holds'}
@@ -217,7 +271,7 @@ def test_a_bound_on_what_is_no_picture_needs_no_attack_that_works():
 def test_a_raw_upload_that_nobody_reads_contradicts_no_claim_that_it_leaks(made):
   (line,) = [line for line in made['index.md'].splitlines() if '(ffl_1.md)' in line]
   assert '| **undecided**, as no undefended run works |' in line
-  for other in ('outpost_3_1', 'outpost_figure_5'):  # of whose comparisons none, and some, lack such a run
+  for other in ('outpost_3_1', 'outpost_4_resnet18'):  # of whose comparisons none, and some, lack such a run
     assert re.search(rf'\({other}\.md\) .*\| \*\*undecided\*\* \|', made['index.md'])
   here = next(line for line in made['ffl_1.md'].splitlines() if '**undecided**' in line)
   assert 'Even without a defense the attack recovers nothing here: ' in here and '(0 of 8; ' in here
