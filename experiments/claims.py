@@ -36,10 +36,9 @@ def judged(
 ) -> dict[Ordered, str]:
   """Returns of each comparison one of `SAID`.
 
-  It holds where the whole 95 % interval of the difference says so. One comparison of a claim suffices against it: it
-  does not hold where an interval at 1 − 0.05/m says so, with m comparisons in the claim (Bonferroni). All else is
-  undecided. So is what is said of a figure that we do not have, or what needs an undefended attack that works, see
-  `lacking`.
+  It holds where the whole 95 % interval of the difference says so. A single comparison contradicts a claim. So it does
+  not hold where an interval at 1 − 0.05/m says so, with m comparisons in the claim (Bonferroni). All else is undecided.
+  So is what is said of a figure that we do not have, or what needs an undefended attack that works, see `lacking`.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   lacks = lacking(experiment, outcomes, scale, claim)

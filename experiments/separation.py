@@ -190,7 +190,7 @@ class Separations(Repeated):
         seconds = time.monotonic() - start
         if separated is not None and len(separated):
           by_method = revealed.fully_revealed(separated, images)
-          best = np.maximum(alone, by_method.correlation)
+          best = np.fmax(alone, by_method.correlation)  # NaN where a method finds nothing
           if not repeat:
             shown[name] = np.clip(separated[by_method.neuron].reshape(images.shape), 0, 1)[:16]
         for values, value in zip(counts, (np.sum(best >= 0.98), np.sum(best >= 0.9), seconds), strict=True):

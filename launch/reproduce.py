@@ -53,6 +53,7 @@ with _program.group('run'):
   workdir = 'Folder of a table, by default results/EXPERIMENT-SCALE.'
   _GIVEN.shared('workdir', 'seed', 'progress', 'compilation_cache', workdir=(None, workdir))
 _cluster.define(_GIVEN)
+_WEIGHTS = 'weights', 'lpips_weights', 'lpips_heads'
 
 
 def main(argv: list[str]) -> None:
@@ -89,11 +90,18 @@ def _check_flags():
   of = [name for name in ('experiment', 'list', 'all', 'pages') if getattr(_GIVEN, name)]
   if len(of) > 1:
     raise errors.UsageError(f'give one of {" and ".join(f"--{name}" for name in of)}: each does something else')
-  if _GIVEN.rate is not None and not _GIVEN.dry_run:
-    raise errors.UsageError('--rate is for the hours of a dry run: give --dry_run, or leave it out')
-  for name in ('weights', 'lpips_weights', 'lpips_heads'):
-    if getattr(_GIVEN, name) is not None and of != ['experiment']:
-      raise errors.UsageError(f'--{name} is for one table, whose run is then not stored: give it by --experiment')
+  shares = 'cluster', 'process', 'processes'
+  wanted = {
+    '--all': ('budget',) if of != ['all'] else (),
+    '--dry_run': ('rate',) if not _GIVEN.dry_run else (),
+    '--all or --experiment, without --dry_run': shares if _GIVEN.dry_run or of[:1] in (['list'], ['pages']) else (),
+    '--experiment, whose runs they share, or to --cluster': shares[1:] if of == ['all'] and not _GIVEN.cluster else (),
+    '--experiment, whose run is then not stored': _WEIGHTS if of != ['experiment'] or _GIVEN.dry_run else (),
+    '--lpips_weights': ('lpips_backbone',) if _GIVEN.lpips_weights is None else (),
+  }
+  for what, names in wanted.items():
+    for name in filter(_GIVEN.present, names):
+      raise errors.UsageError(f'--{name} has no effect here: it belongs to {what}')
 
 
 def _one(experiment):

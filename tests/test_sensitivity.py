@@ -132,7 +132,9 @@ def test_a_higher_psnr_of_what_nobody_recovers_is_no_protection():
 
 def test_a_training_that_did_not_train_does_not_count():
   found = made(['training'], lambda dropped: list(25 + NOISE))
-  poor, good = ({'own': {'trained': value, 'untrained': 0.3, 'guessing': 0.5}} for value in (0.4, 0.9))
+  poor, good = ({'own': {'trained': value, 'untrained': 0.3, 'guessing': 0.5, 'tested': 100}} for value in (0.4, 0.9))
+  noise = {'own': {'trained': 0.2, 'untrained': 0.1, 'guessing': 0.16, 'tested': 25}}  # 5 of 25 where 4 is guessing
+  assert verdicts(found._replace(accuracy=noise)) == {'training': 'not shown'}
   assert verdicts(found._replace(accuracy=poor)) == {'training': 'not shown'}
   assert verdicts(found._replace(accuracy=good)) == {'training': 'does not protect'}
   assert verdicts(found) == {'training': 'not shown'}, 'nothing says that it trained'
@@ -204,8 +206,9 @@ def test_each_setting_is_attacked_on_the_same_images(found):
   assert all([row['trial'] for row in found.of(name)] == [0, 1, 2] for name in found.steps)
   single = [row['psnr'] for row in found.of(LABORATORY)]
   assert min(single) > 60 and max(row['psnr'] for row in found.of('batch')) < 40  # of two images the sum comes back
-  measured = found.accuracy['U(−0.5, 0.5)']
-  assert len(found.accuracy) == 1 and all(0 <= value <= 1 for value in measured.values())
+  measured = dict(found.accuracy['U(−0.5, 0.5)'])
+  assert len(found.accuracy) == 1 and measured.pop('tested') == 4
+  assert all(0 <= value <= 1 for value in measured.values())
   assert verdicts(found)['labels'] == 'not shown'
 
 

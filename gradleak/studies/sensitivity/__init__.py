@@ -291,6 +291,7 @@ def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str,
       'trained': rows[-1]['accuracy'],
       'untrained': float(np.mean(predicted == truth)),
       'guessing': float(np.unique_counts(truth).counts.max() / len(truth)),
+      'tested': len(truth),
     }
   return state.variables, measured, time.monotonic() - began
 

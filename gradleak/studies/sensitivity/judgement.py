@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak import metrics
+from gradleak.federated import chance
 from gradleak.modalities import Modality, of_config
 from gradleak.studies.sensitivity.assumptions import TRAINING, Assumption, named, without
 
@@ -77,9 +78,9 @@ class Sensitivity(NamedTuple):
       of the upload 'verdict' and its score, as 'upload_psnr'.
     examples: {name of a setting: what is reconstructed of the first trial's sample, of an image [H, W, C]}.
     truth: that sample.
-    accuracy: {initialisation, 'U(−0.5, 0.5)' or 'own': {'trained', 'untrained', 'guessing'}}: fractions of the public
-      samples held out that are classified correctly; guessing is the most frequent class. Empty without training, and
-      for a loss of which there is no accuracy.
+    accuracy: {initialisation, 'U(−0.5, 0.5)' or 'own': {'trained', 'untrained', 'guessing', 'tested'}}: fractions of
+      the public samples held out that are classified correctly, and their number; guessing is the most frequent class.
+      Empty without training, and for a loss of which there is no accuracy.
     audits: {name of a setting: the folder of its audit, relative to the work directory}.
     methods: what is known of attack, defense and model, see `AuditResult.methods`.
     seconds: wall time of all audits and trainings.
@@ -131,8 +132,13 @@ def judged(found: Sensitivity) -> list[Judgement]:
 
 
 def untrained(found: Sensitivity) -> list[str]:
-  """Returns the initialisations from which the training does not beat guessing, names of `Sensitivity.accuracy`."""
-  return [origin for origin, one in found.accuracy.items() if one['trained'] <= one['guessing']]
+  """Returns the initialisations from which the trained model is `chance.at_chance`, names of `Sensitivity.accuracy`."""
+
+  def guesses(one: dict[str, float]) -> bool:
+    row = {'accuracy': one['trained'], 'majority_share': one['guessing'], 'tested': one.get('tested')}
+    return one['trained'] <= one['guessing'] or bool(chance.at_chance(row))
+
+  return [origin for origin, one in found.accuracy.items() if guesses(one)]
 
 
 def trains(found: Sensitivity) -> bool:
