@@ -249,6 +249,8 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
   assert (tmp_path / 'new' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
   finished, same = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new', on_round=stop)
   assert same == rows and finished.number == 6
+  with pytest.raises(errors.UsageError, match='holds a training of 6 rounds, and 3 are asked for'):  # it never ended
+    training.train(KEY, federation, variables, 3, test=test, workdir=tmp_path / 'new', on_round=stop)
 
 
 def test_training_learns_eight_digits(setting):
