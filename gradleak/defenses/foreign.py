@@ -60,8 +60,8 @@ def _called(name, update, updates, state, params, extra):
   except TypeError as error:
     if 'required keyword-only argument' in str(error):
       raise errors.UsageError(
-        f'the defense {name} needs what it is not handed at its place ({_first(error)}): give it a default, or leave the '
-        'defense out'
+        f'the defense {name} needs what it is not handed at its place ({_first(error)}): give it a default, or leave '
+        'the defense out'
       ) from error
     if 'unexpected keyword argument' not in str(error):
       raise

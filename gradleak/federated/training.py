@@ -73,8 +73,8 @@ def train(
     on_round: called with (row, `State`, seconds of the round) after each round.
 
   Raises:
-    UsageError: for a folder that belongs to another run or holds more rounds, a budget that the first round alone exceeds, or a ledger of
-      another federation: its ε would be too small.
+    UsageError: for a folder that belongs to another run or holds more rounds, a budget that the first round alone
+      exceeds, or a ledger of another federation: its ε would be too small.
   """
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
@@ -102,8 +102,8 @@ def train(
       rows = _rows(store.path / 'rounds.jsonl', state.number)
     if state.number > rounds:
       raise errors.UsageError(
-        f'the folder {workdir} holds a training of {state.number} rounds, and {rounds} are asked for: ask for as many or '
-        'more, or take another folder'
+        f'the folder {workdir} holds a training of {state.number} rounds, and {rounds} are asked for: ask for as many '
+        'or more, or take another folder'
       )
     last = finished(state)
     while not last:
