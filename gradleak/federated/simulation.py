@@ -345,7 +345,7 @@ def _server(
     norm = trees.norm(mean)
     portions = (weights > 0).astype(jnp.float32) if noise else weights
     given = {'num_clients': num_clients, 'weights': portions / jnp.sum(portions)}
-    if not noise:  # its ε is of what depends on the uploads by the noisy mean alone
+    if not noise:  # its ε is of what depends on the noisy mean, and on the uploads only through it
       given['uploads'] = uploads.update
     mean, chain_state = chain.update(mean, chain_state, params, key=key, **given)
     gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean
