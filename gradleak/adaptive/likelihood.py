@@ -9,7 +9,7 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
 - What is not random is simulated: pruning, top-k, clipping, Soteria.
 - Declared noise leaves the simulation, and its density stands in its place. For noise on some of the entries, or of the
   groups of entries, that is a mixture.
-- Entries that are not sent are not compared.
+- Entries that are not sent, or are no finite numbers, are not compared.
 - Any other random defense is simulated several times, and the nearest of these uploads counts.
 - A client that augments its samples, drops out neurons or shuffles them is likewise simulated several times.
 - A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
