@@ -273,6 +273,45 @@ def test_local_epochs_release_an_example_once_each():
   assert rows['dpsgd', GAUSSIAN]['measured'] / rows['dpsgd', GAUSSIAN]['stated'] > 0.6
 
 
+@pytest.mark.parametrize(
+  ('name', 'given'),
+  [
+    ('client_dp', {'optimizer': 'adam', 'learning_rate': 1e-3}),
+    ('client_dp', {'accumulate': 2}),
+    ('client_dp', {'private': 'Dense_1'}),
+    ('client_dp', {'order': '1,0'}),
+    ('dpsgd', {'optimizer': 'adam', 'learning_rate': 1.0}),
+  ],
+  ids=str,
+)
+def test_local_training_does_not_keep_the_canary_from_the_mechanism(name, given):
+  """Adam's first delta has one length, and of two batches that make one step the first has none."""
+  local = gl.scenario(
+    gl.models.mlp(4, widths=6), images(24), np.arange(24) % 4, key=jax.random.key(0), share='delta', **given
+  )
+  rows = audited(local, {'it': FACTORIES[name](norm=0.5, noise=1.0)}, canaries=0, uploads=1000, confidence=SURE)
+  assert rows['it', GAUSSIAN]['verdict'] == 'consistent'
+  assert rows['it', GAUSSIAN]['measured'] > 0.6 * rows['it', GAUSSIAN]['stated']
+
+
+@pytest.mark.parametrize(
+  ('given', 'stays'),
+  [
+    ({'momentum': 0.5, 'weight_decay': 0.1}, ['client_dp', 'dpsgd']),
+    ({'optimizer': 'adam', 'learning_rate': 1.0}, ['client_dp']),
+    ({'optimizer': 'adam', 'learning_rate': 0.1}, []),
+  ],
+)
+def test_a_local_optimizer_stays_where_canaries_reach_the_clip(scenario, given, stays):
+  """Rows under it are those that they were; noise of each step has to go through one that is linear."""
+  local = scenario.of(slice(None), gl.ClientSettings(share='delta', **given))
+  optimizers = {
+    name: study._probed(local, make(norm=1.0, noise=1.0), 3, lambda norm: norm * jnp.ones((2, 3, 1, 1)))[0].optimizer
+    for name, make in FACTORIES.items()
+  }
+  assert [name for name, one in optimizers.items() if one is local.client.optimizer] == stays
+
+
 @pytest.mark.slow
 def test_own_samples_show_something(scenario):
   given = {name: make(norm=0.5, noise=1.0) for name, make in FACTORIES.items()}

@@ -11,7 +11,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
-from gradleak.defenses import chain, compensation, graddefense, topk
+from gradleak.defenses import chain, compensation, graddefense, server_dp, topk
 from gradleak.federated import training
 from gradleak.studies import frontier
 from gradleak.studies.autoleak import costs
@@ -185,6 +185,10 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
     ({'server': 'adam', 'server_momentum': 0.9}, r'server_momentum is 0\.9, and the server takes adam'),
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
+    (
+      {'defenses': [None, server_dp(norm=1.0, noise=0.0, clients=2)], 'server_noise': 1.0},
+      'server_dp computes anew the mean that server_noise is added to',
+    ),
   ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, changes, message):

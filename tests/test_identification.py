@@ -345,6 +345,60 @@ def test_the_innocents_of_an_upload_do_not_calibrate_its_own_test():
   assert tests.p_values[1, 0] == 1.0
 
 
+def test_a_score_that_is_no_number_finds_nobody():
+  """It compared as no smaller than any other, and so as the first: a defense with a NaN looked as if it hid nothing."""
+  rng, trials, number = np.random.default_rng(0), 40, 500
+  listed = identification._List(np.zeros((number, 1)), np.zeros(number, int), np.arange(trials)[:, None], kinds=False)
+  facts = {'defense': 'none', 'copies': 'exact', 'model': 'noise', 'rounds': 1}
+  score, own = rng.normal(size=(trials, number)), (np.arange(trials), np.arange(trials))
+  score[own] = 50.0
+  for odd in (np.nan, np.inf, -np.inf):
+    changed = score.copy()
+    changed[:4] = odd  # whole uploads, the own score alone, and some of the others
+    changed[4, 4] = odd
+    changed[5, 100:103] = odd
+    for scores in ({'likelihood': changed}, {'likelihood': changed, 'pattern': changed}):
+      rows, pairs = identification._judged(scores, listed, facts, True)
+      for row in rows:
+        trial, last = row['trial'], row['trial'] < 5
+        ahead = 3 if trial == 5 and odd != -np.inf else 0
+        assert row['rank'] == (number if last else 1 + ahead), row
+        assert row['identified'] == (row['rank'] == 1) and 0 < row['p_value'] <= 1
+        assert row['p_value'] == 1 if last else row['present']
+        assert row['statistic'] != 'likelihood' or row['posterior'] == pytest.approx(float(row['rank'] == 1), abs=1e-6)
+      assert all(0 <= pair['false'] < 0.01 * pair['n'] for pair in pairs)
+    noise = identification._alarmed({'likelihood': changed}, listed, facts)
+    assert [row['identified'] for row in noise[:6]] == [False] * 5 + [odd == -np.inf] and noise[6]['rank'] == 1
+  alone = listed._replace(labels=np.arange(number), kinds=True)  # nobody is beside
+  row, *_ = identification._judged({'likelihood': score * np.nan}, alone, facts, True)[0]
+  assert not row['identified'] and row['candidates'] == 0 and row['posterior'] == 0
+
+
+@pytest.mark.usefixtures('fast_compilation')
+@pytest.mark.parametrize('least', [0, 20], ids=['all', 'small tensors'])
+@pytest.mark.parametrize('batch', [1, 2])
+def test_entries_that_are_no_numbers_are_not_compared(scenario, batch, least):
+  """What an upload says beside them is compared: one that says nothing else finds nobody, in no statistic."""
+
+  def spoiled(updates, params):
+    return jax.tree.map(lambda u: u if least and u.size > least else u + jnp.inf, updates)
+
+  found = identify(
+    scenario, {'one': D.wrap(optax.stateless(spoiled), 'upload')}, 4 // batch, batch_size=batch, candidates=60
+  )
+  assert found.identified('one')[0] >= 3 if least else not any(row['identified'] for row in found.rows)
+  assert 'client_draws' not in found.config
+
+
+def test_a_candidate_that_would_send_no_number_is_ruled_out():
+  means = np.float32([[[1, 2, np.nan]], [[1, 2, 3]]])
+  updates, masks = likelihood.finite(np.float32([[1, 2, 3], [1, 2, np.inf]]))
+  assert updates.tolist() == [[1, 2, 3], [1, 2, 0]] and masks.tolist() == [[True] * 3, [True, True, False]]
+  known, clash = likelihood.ruled_out(masks, means)
+  assert known[0, 0].tolist() == [1, 2, 0] and clash.tolist() == [[True, False], [False, False]]
+  assert likelihood.finite(updates)[1] is None and likelihood.ruled_out(None, means[1:])[1] is None
+
+
 def test_the_clearest_statistic_is_the_one_that_is_further_ahead_than_usual():
   """The first statistic points at a wrong candidate, and is no further ahead than without the original."""
   rng, trials, number = np.random.default_rng(1), 6, 40

@@ -9,7 +9,7 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
 - What is not random is simulated: pruning, top-k, clipping, Soteria.
 - Declared noise leaves the simulation, and its density stands in its place. For noise on some of the entries, or of the
   groups of entries, that is a mixture.
-- Entries that are not sent are not compared.
+- Entries that are not sent, or are no finite numbers, are not compared.
 - Any other random defense is simulated several times, and the nearest of these uploads counts.
 - A client that augments its samples, drops out neurons or shuffles them is likewise simulated several times.
 - A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
@@ -167,6 +167,28 @@ def _row(tree: Tree) -> np.ndarray:
   return flat(jax.tree.map(lambda leaf: np.asarray(leaf)[np.newaxis], tree))[0]
 
 
+def finite(updates: np.ndarray, masks: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+  """Returns updates [..., P] and which entries are compared, None for all: what is not finite is zero, and is not."""
+  known = np.isfinite(updates)
+  if known.all():
+    return updates, masks
+  return np.where(known, updates, np.float32(0)), known if masks is None else masks & known
+
+
+def ruled_out(masks: np.ndarray | None, means: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+  """Returns what candidates would send [C, K, P], zeros where it is not finite, and whom that rules out, bool [U, C].
+
+  The second is None where all is finite. An upload is not of a candidate who would send no finite number where the
+  upload has one, [U, P] in `masks`.
+  """
+  known, usual = finite(means)
+  if usual is None:
+    return means, None
+  compared = np.ones((1, means.shape[-1]), bool) if masks is None else masks
+  clash = np.float32(~usual).reshape(-1, means.shape[-1]) @ np.float32(compared).T > 0
+  return known, clash.reshape(*means.shape[:2], -1).all(axis=1).T
+
+
 def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np.ndarray:
   """Returns the log-likelihood of each upload, given each candidate, float32 [U, C].
 
@@ -278,10 +300,11 @@ def _cosines(updates: jax.Array, masks: jax.Array, means: jax.Array) -> jax.Arra
 def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
   """Returns the pattern of each upload, bool [U, P], and how many entries of each tensor it has, int [U, tensors].
 
-  Where more than a tenth of a tensor are zeros, the pattern is its other entries. Else it is the largest entries of the
-  tensor, the fraction `TOP`.
+  Where more than a tenth of a tensor are zeros, or not finite, the pattern is its other entries. Else it is the largest
+  entries of the tensor, the fraction `TOP`.
   """
   found, counts = [], []
+  updates, _ = finite(updates, None)
   for part in np.split(updates, np.cumsum(sizes)[:-1], axis=1):
     sent, size = np.count_nonzero(part, axis=1), part.shape[1]
     count = np.where(sent < 0.9 * size, sent, max(1, round(TOP * size)))

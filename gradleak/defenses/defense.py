@@ -596,6 +596,16 @@ def check_order(defense: Defense) -> None:
         )
 
 
+def check_mean(defense: Defense | None, noise: float) -> None:
+  """Raises `UsageError` for a stage at the server that computes anew the mean to which noise was added."""
+  for stage in defense.at('round') if noise and defense is not None else ():
+    if stage.traits.replaces and not is_idle(stage):
+      raise errors.UsageError(
+        f'the defense {stage.name} computes anew the mean that server_noise is added to, and the ε of that noise would '
+        'not hold: leave one of the two out'
+      )
+
+
 def is_idle(stage: Stage) -> bool:
   """Returns whether a stage is the identity."""
   return stage.traits.idle(stage.settings)

@@ -58,6 +58,11 @@ def _called(name, update, updates, state, params, extra):
       f'the defense {name} cannot be compiled: it hands traced arrays to NumPy; use jax.numpy ({_first(error)})'
     ) from error
   except TypeError as error:
+    if 'required keyword-only argument' in str(error):
+      raise errors.UsageError(
+        f'the defense {name} needs what it is not handed at its place ({_first(error)}): give it a default, or leave '
+        'the defense out'
+      ) from error
     if 'unexpected keyword argument' not in str(error):
       raise
     raise errors.UsageError(

@@ -97,7 +97,10 @@ def server_dp(
   ) -> tuple[Tree, ServerDPState]:
     del params, extra
     if uploads is None or weights is None:
-      raise errors.UsageError('the defense server_dp clips each upload: call update(…, uploads=…, weights=…)')
+      raise errors.UsageError(
+        'the defense server_dp clips each upload: call update(…, uploads=…, weights=…), in a federation without '
+        'server_noise'
+      )
     first, second = jax.random.split(stream('server_dp', key, updates))
     mean, norms = _clipped(uploads, weights, state.norm)
     share = _share(first, ~(norms <= state.norm) == (counts == 'clipped'), weights > 0, clients / 20)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from gradleak.core import errors
 from gradleak.core.settings import NonNegative, Range, check_fields, ranged
 from gradleak.defenses import Defense, Mechanism, differential_privacy, guarantees
+from gradleak.defenses.defense import check_mean
 from gradleak.defenses.differential_privacy import Epsilon
 
 
@@ -135,7 +136,8 @@ def ledger(
     server_noise, sampling_rate, delta, accountant, budget: see `Ledger`.
 
   Raises:
-    UsageError: for a value out of range or an unknown accountant.
+    UsageError: for a value out of range, an unknown accountant, or a defense at the server that drops its noise.
   """
+  check_mean(defense, server_noise)
   made = Ledger(guarantees.mechanisms(defense, epochs), server_noise, sampling_rate, delta, accountant, budget)
   return made if made.mechanisms or made.server_noise > 0 else None

@@ -20,6 +20,7 @@ from gradleak.core.promotion import promoting
 from gradleak.core.settings import Choice, Count, Range, check_fields
 from gradleak.core.trees import Tree
 from gradleak.federated import heads
+from gradleak.federated.augmentation import AUGMENTATIONS
 from gradleak.federated.losses import Loss, as_loss, cross_entropy
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model, mixing
@@ -119,6 +120,11 @@ class Client:
     object.__setattr__(self, 'loss', as_loss(self.loss))
     if self.num_classes == 1 and self.loss.activation == 'softmax':
       raise heads.one_logit(self.model.name)
+    of_images = [name for name, one in AUGMENTATIONS.items() if one is not None and one is self.augment]
+    if of_images and self.modality.axes != IMAGES.axes:
+      raise errors.UsageError(
+        f'augment is {of_images[0]!r}, which moves pixels, and {self.modality.noun[1]} have none: leave it at none'
+      )
     if self.transform is not None:
       errors.check_function('transform', self.transform, 3)
     if self.order is not None:

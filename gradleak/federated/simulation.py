@@ -21,7 +21,7 @@ from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, 
 from gradleak.core.trees import Tree
 from gradleak.data.partition import check as check_partition
 from gradleak.data.partition import generator_of
-from gradleak.defenses.defense import Defense, check_order
+from gradleak.defenses.defense import Defense, check_mean, check_order
 from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
@@ -48,7 +48,8 @@ class Federation:
     server: optax optimizer of the global model, on the mean gradient, or the negative of the mean delta: SGD of rate 1
       is FedAvg, Adam is FedAdam (Reddi et al. 2021).
     chain: defenses at the server, on the mean upload before its optimizer; they receive `key=`, `num_clients=` and
-      `weights=`, float32 [K] with sum 1: the clients' portions of the mean, 0 for those that did not answer.
+      `weights=`, float32 [K] with sum 1: the clients' portions of the mean, 0 for those that did not answer. Without
+      `server_noise` they also receive `uploads=`, those of the mean, [K, …].
     weighting: the weight of an upload: 'samples' (the number behind it) or 'equal'.
     server_noise: Geyer's noise multiplier; above 0, `defenses.differential_privacy.aggregate_client_dp` computes the
       mean, with equal weights and 0 for what was not sent.
@@ -84,6 +85,7 @@ class Federation:
     check_fields(self)
     if isinstance(self.chain, Defense):
       check_order(self.chain)
+      check_mean(self.chain, self.server_noise)
     errors.check_number('per_round', self.per_round, low=1, high=len(self.partition), integer=True)
     if self.defended is not None and not isinstance(self.defended, tuple | list):
       raise errors.UsageError(f'defended is {errors.shown(self.defended)}, expected the numbers of clients')
@@ -342,7 +344,9 @@ def _server(
       mean = layer_average(uploads, weights)
     norm = trees.norm(mean)
     portions = (weights > 0).astype(jnp.float32) if noise else weights
-    given = {'num_clients': num_clients, 'weights': portions / jnp.sum(portions), 'uploads': uploads.update}
+    given = {'num_clients': num_clients, 'weights': portions / jnp.sum(portions)}
+    if not noise:  # its ε is of what depends on the noisy mean, and on the uploads only through it
+      given['uploads'] = uploads.update
     mean, chain_state = chain.update(mean, chain_state, params, key=key, **given)
     gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean
     updates, server_state = server.update(gradient, server_state, params)

@@ -73,8 +73,8 @@ def train(
     on_round: called with (row, `State`, seconds of the round) after each round.
 
   Raises:
-    UsageError: for a folder that belongs to another run, a budget that the first round alone exceeds, or a ledger of
-      another federation: its ε would be too small.
+    UsageError: for a folder that belongs to another run or holds more rounds, a budget that the first round alone
+      exceeds, or a ledger of another federation: its ε would be too small.
   """
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
@@ -97,9 +97,8 @@ def train(
     )
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
-    if store is not None and (found := store.load_checkpoint('training')):
-      state = _unpacked(federation, state, *found)
-      rows = _rows(store.path / 'rounds.jsonl', state.number)
+    if store is not None:
+      state, rows = _resumed(store, federation, state, rounds)
     last = finished(state)
     while not last:
       started = time.monotonic()
@@ -114,6 +113,20 @@ def train(
       if store is not None:  # after `on_round`: of a kill in it, the round is done again, and so is what it does
         _save(store, rows, state, seconds, due=last)
   return state, rows
+
+
+def _resumed(store: Workdir, federation: Federation, state: State, rounds: int) -> tuple[State, list[dict]]:
+  """Returns the state and the rows of the checkpoint in a work directory, or else those of the start."""
+  found = store.load_checkpoint('training')
+  if not found:
+    return state, []
+  state = _unpacked(federation, state, *found)
+  if state.number > rounds:
+    raise errors.UsageError(
+      f'the folder {store.path} holds a training of {state.number} rounds, and {rounds} are asked for: ask for as many '
+      'or more, or take another folder'
+    )
+  return state, _rows(store.path / 'rounds.jsonl', state.number)
 
 
 def _check_accounted(privacy: Ledger | None, federation: Federation) -> None:

@@ -33,6 +33,7 @@ from gradleak.core.storage import (
 from gradleak.data import partition
 from gradleak.defenses import Bound, bind
 from gradleak.defenses.base import sequence
+from gradleak.defenses.defense import check_mean
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.engine.execution import Execution
 from gradleak.engine.progress import rounds as reporter
@@ -292,6 +293,8 @@ def _before(task: Task, bound: list[Labelled], attacks: Any) -> Scenario | None:
   given = task.settings
   most = max(len(bound), given.trials if attacks else 0)
   task.how.check('gradleak.frontier', most, '', 'group_size', 'process')
+  for one in bound:
+    check_mean(one.method.defense, given.server_noise)
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
   if not attacks:

@@ -403,7 +403,7 @@ class _Run:
     bound, few = bind(NO_DEFENSE, self.scenario.context), slice(0, _TRIED)
     made = self._means(bound, likelihood.DRAWS, self.listed.samples, 'as they are', few)
     each = made.reshape(len(made), -1, likelihood.DRAWS, made.shape[-1])
-    return bool(np.any(each != each[:, :, :1]))
+    return not np.array_equal(each, np.broadcast_to(each[:, :, :1], each.shape), equal_nan=True)
 
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
@@ -498,18 +498,20 @@ class _Run:
     """Returns {statistic: of each upload and candidate, [T, N]}, sums over the rounds."""
     trials, rounds, entries = updates.shape
     rows, kept = updates.reshape(-1, entries), None if masks is None else masks.reshape(-1, entries)
+    rows, kept = likelihood.finite(rows, kept)
     pattern, counts = likelihood.patterns(rows, self.sizes)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in STATISTICS}
     classes = self.scenario.client.num_classes
     step = max(1, _BLOCK // (entries * given.draws * (1 if self.given.labels == 'known' else classes)))
     for start in range(0, len(samples), step):
       block = slice(start, start + step)
-      own = self._bare(samples, copies, block)
-      means = own
+      own, _ = likelihood.finite(means := self._bare(samples, copies, block))
       if given.bound.defense.stages:
         means = self._means(given.bound, given.draws, samples, copies, block)
       each = [own[:, k] for k in range(own.shape[1])]
-      parts['likelihood'].append(likelihood.log_likelihoods(given, rows, kept, means))
+      means, impossible = likelihood.ruled_out(kept, means)
+      likely = likelihood.log_likelihoods(given, rows, kept, means)
+      parts['likelihood'].append(likely if impossible is None else np.where(impossible, -np.inf, likely))
       parts['direction'].append(np.max([likelihood.cosines(rows, kept, one) for one in each], axis=0))
       parts['pattern'].append(np.max([likelihood.support(pattern, counts, one, self.sizes) for one in each], axis=0))
     return {
@@ -536,20 +538,25 @@ class _Run:
         'list fewer candidates'
       )
     own = _differing(self._bare(samples, copies, slice(0, len(samples))), max(1, _COLUMNS // len(samples)))
-    means = own.reshape(-1, own.shape[-1])
+    means, _ = likelihood.finite(own.reshape(-1, own.shape[-1]))
     found = []
     for trial, several in enumerate(updates):
+      several, mask = likelihood.finite(several, None if masks is None else masks[trial])
       mean = several.mean(axis=0)
-      kept = np.ones(mean.shape, bool) if masks is None else masks[trial].all(axis=0)
+      kept = np.ones(mean.shape, bool) if mask is None else mask.all(axis=0)
       variance = given.variances
       weights = (
         1 / np.sqrt(variance[kept]) if given.stated and np.all(variance > 0) else np.ones(kept.sum(), np.float32)
       )
       rows, target = means[:, kept] * weights, mean[kept] * weights
       gram = np.asarray(rows @ rows.T, np.float64)
+      common = np.asarray(rows @ target, np.float64)
+      if not gram.any() or not np.isfinite([gram.sum(), common.sum()]).all():  # nothing to compare
+        found.append(np.full(len(samples), np.nan))
+        continue
       gram[np.diag_indices(len(gram))] *= 1 + 1e-6
       root = np.linalg.cholesky(gram + 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram)))
-      weight = optimize.nnls(root.T, np.linalg.solve(root, np.asarray(rows @ target, np.float64)))[0]
+      weight = optimize.nnls(root.T, np.linalg.solve(root, common))[0]
       found.append(weight.reshape(len(samples), -1).sum(axis=1))
     return np.asarray(found)
 
@@ -577,7 +584,7 @@ def _judged(
   scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, Any], stated: bool
 ) -> tuple[list[dict], list[dict]]:
   """Returns the rows and pairs of one defense: ranks, posteriors, and the presence test of each statistic."""
-  allowed = _allowed(listed)
+  allowed, scores = _allowed(listed), {name: _bounded(score) for name, score in scores.items()}
   standard = {name: _standardised(score, allowed) for name, score in scores.items()}
   if len(scores) > 1:
     scores = {**scores, COMBINED: _clearest(standard, listed, allowed)}
@@ -591,11 +598,13 @@ def _judged(
         beside = allowed[trial, position].copy()
         beside[several] = False  # the others of its batch are no wrong answers
         alike = listed.others(trial, position)
-        rank = 1 + alike + int(np.sum(score[trial, beside] >= score[trial, own]))
+        rank = _rank(score[trial], own, beside, alike)
         posterior = None
-        if stated and name == 'likelihood':
-          logs = score[trial, beside] - score[trial, own]
+        if stated and name == 'likelihood' and np.isfinite(score[trial, own]):
+          logs = np.nan_to_num(score[trial, beside] - score[trial, own], nan=np.inf)
           posterior = float(1 / (1 + alike + np.sum(np.exp(np.minimum(logs, 700)))))
+        elif stated and name == 'likelihood':
+          posterior = 0.0
         row = {
           **facts,
           'statistic': name,
@@ -617,15 +626,26 @@ def _alarmed(scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, A
   """Returns how the originals of its trial are ranked by each control run, scores [C, N]."""
   allowed, found = _allowed(listed), []
   for name, score in scores.items():
-    for number, row in enumerate(score):
+    for number, row in enumerate(_bounded(score)):
       trial = number % len(listed.private)
       for place, own in enumerate(listed.private[trial]):
         beside = allowed[trial, place].copy()
         beside[listed.private[trial]] = False
-        rank = 1 + listed.others(trial, place) + int(np.sum(row[beside] >= row[own]))
+        rank = _rank(row, own, beside, listed.others(trial, place))
         of = {'statistic': name, 'trial': number, 'place': place, 'rank': rank, 'candidates': int(beside.sum())}
         found.append(plain({**facts, **of, 'identified': rank == 1}))
   return found
+
+
+def _bounded(score: np.ndarray) -> np.ndarray:
+  """Returns scores, NaN for those that exceed all numbers: what has overflowed tells as little."""
+  return np.where(score == np.inf, np.nan, score)
+
+
+def _rank(row: np.ndarray, own: int, beside: np.ndarray, alike: int) -> int:
+  """Returns the rank of a candidate, of which `alike` others are the same; a score that is not finite is the last."""
+  ahead = alike + int(np.sum(~(row[beside] < row[own])))
+  return 1 + max(ahead, int(not np.isfinite(row[own])))
 
 
 def _allowed(listed: _List) -> np.ndarray:
@@ -636,11 +656,18 @@ def _allowed(listed: _List) -> np.ndarray:
 
 
 def _standardised(score: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-  """Returns scores less the median of an upload's candidates, over the 95th percentile less the median, [T, N]."""
+  """Returns scores less the median of an upload's candidates, over the 95th percentile less the median, [T, N].
+
+  Both are of scores that are finite.
+  """
   made, compared = [], np.asarray(np.any(allowed, axis=1))
   for row, of in zip(score, compared, strict=True):
-    middle, high = np.quantile(row[of], [0.5, 0.95])
-    made.append((row - middle) / max(float(high - middle), 1e-12 * max(1.0, float(np.max(np.abs(row))))))
+    known = np.isfinite(row)
+    if not np.any(of & known):
+      made.append(np.full(len(row), np.nan))
+      continue
+    middle, high = np.quantile(row[of & known], [0.5, 0.95])
+    made.append((row - middle) / max(float(high - middle), 1e-12 * max(1.0, float(np.max(np.abs(row[known]))))))
   return np.asarray(made)
 
 
@@ -661,14 +688,16 @@ def _clearest(standard: Mapping[str, np.ndarray], listed: _List, allowed: np.nda
     ahead[name], usual[name] = np.asarray(clear), np.asarray(null)
   made = []
   for trial in range(len(listed.private)):
-    ratios = {name: ahead[name][trial] / max([*np.delete(usual[name], trial), 1e-12], default=1.0) for name in standard}
-    best = max(ratios, key=lambda name: ratios[name]) if len(listed.private) > 1 else next(iter(standard))
+    known = [name for name in standard if np.isfinite(standard[name][trial]).any()] or list(standard)
+    ratios = {name: ahead[name][trial] / max([*np.delete(usual[name], trial), 1e-12], default=1.0) for name in known}
+    best = max(ratios, key=lambda name: ratios[name]) if len(listed.private) > 1 else known[0]
     made.append(standard[best][trial])
   return np.asarray(made)
 
 
 def _ahead(scores: np.ndarray) -> float:
-  """Returns how far the first of some scores is ahead of the second, over how far that is above the median."""
+  """Returns how far the first of some finite scores is ahead of the second, over how far that is above the median."""
+  scores = scores[np.isfinite(scores)]
   if len(scores) < 3:
     return 0.0
   second, first = np.sort(scores)[-2:]
@@ -697,7 +726,7 @@ def _presence(standard: np.ndarray, listed: _List, allowed: np.ndarray) -> _Test
   The p-value of a candidate is the fraction of the pairs of another upload and an innocent candidate that score as
   high. False matches at `RATE` are counted on odd trials, by thresholds of even ones.
   """
-  innocent: np.ndarray = np.any(allowed, axis=1)
+  innocent: np.ndarray = np.any(allowed, axis=1) & ~np.isnan(standard)
   for trial, several in enumerate(listed.private):
     innocent[trial, several] = False
   p_values = np.ones(listed.private.shape)
@@ -706,7 +735,7 @@ def _presence(standard: np.ndarray, listed: _List, allowed: np.ndarray) -> _Test
     others[trial] = False
     pool = np.sort(standard[others])
     above = len(pool) - np.searchsorted(pool, standard[trial, several], side='left')
-    p_values[trial] = (1 + above) / (1 + len(pool))
+    p_values[trial] = np.where(np.isnan(standard[trial, several]), 1.0, (1 + above) / (1 + len(pool)))
   calibrating, held = standard[::2][innocent[::2]], standard[1::2][innocent[1::2]]
   if not len(calibrating) or not len(held):
     return _Tests(p_values, 0, 0, False)

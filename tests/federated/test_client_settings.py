@@ -171,6 +171,15 @@ def test_augmentation_moves_pixels_of_a_client_with_a_key_alone(linear, name):
     assert all(equal) == same
 
 
+@pytest.mark.parametrize(('kind', 'noun'), [('TABLE', 'rows'), ('TEXT', 'texts')])
+def test_what_has_no_pixels_is_not_augmented_by_moving_them(linear, kind, noun):
+  client = client_of(linear, augment='crop')
+  with pytest.raises(UsageError, match=f"augment is 'crop', which moves pixels, and {noun} have none"):
+    dataclasses.replace(client, modality=getattr(gl.modalities, kind))
+  own = dataclasses.replace(client, modality=getattr(gl.modalities, kind), augment=lambda key, samples: samples)
+  assert own.augment is not client.augment
+
+
 def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
   given = None, linear.variables, linear.samples, linear.targets
   plain, found = (send(client_of(linear, **how), *given).update for how in ({}, {'precision': 'bfloat16'}))

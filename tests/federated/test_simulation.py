@@ -249,6 +249,8 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
   assert (tmp_path / 'new' / 'rounds.jsonl').read_bytes() == (tmp_path / 'whole' / 'rounds.jsonl').read_bytes()
   finished, same = training.train(KEY, federation, variables, 6, test=test, workdir=tmp_path / 'new', on_round=stop)
   assert same == rows and finished.number == 6
+  with pytest.raises(errors.UsageError, match='holds a training of 6 rounds, and 3 are asked for'):  # it never ended
+    training.train(KEY, federation, variables, 3, test=test, workdir=tmp_path / 'new', on_round=stop)
 
 
 def test_training_learns_eight_digits(setting):
@@ -383,3 +385,35 @@ def test_a_defense_at_the_server_is_handed_each_upload(setting):
     assert norm > 0.3
     expected = jax.tree.map(lambda e, g, w=weight, n=norm: e + w / 8 * 0.3 / n * g, expected, gradient)
   close(state.variables['params'], jax.tree.map(lambda p, e: p - 0.5 * e, variables['params'], expected))
+
+
+def test_noise_at_the_server_is_not_thrown_away(setting):
+  """The mean of the raw uploads took the place of the noisy one, and the ε of the noise was still stated."""
+  chain = defenses.server_dp(norm=0.3, noise=0.0, clients=3)
+  words = 'server_dp computes anew the mean that server_noise is added to'
+  with pytest.raises(errors.UsageError, match=words):
+    setting(chain=chain, server_noise=1.0)
+  with pytest.raises(errors.UsageError, match=words):
+    accounting.ledger(chain, server_noise=1.0)
+
+  def update(updates, state, params=None, *, uploads=None, **extra):
+    mean = updates if uploads is None else jax.tree.map(lambda u: jnp.mean(u, axis=0), uploads)
+    return jax.tree.map(lambda u: u * 0.5, mean), state
+
+  def required(updates, state, params=None, *, uploads, **extra):
+    return jax.tree.map(lambda u: jnp.mean(u, axis=0), uploads), state
+
+  own, needy = (optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), x) for x in (update, required))
+  federation, variables = setting(server_noise=1.0)
+  steps = []
+  for one in (federation, dataclasses.replace(federation, chain=own)):
+    state, _ = simulation.run_round(one, simulation.start(one, variables), KEY)
+    steps.append(jax.tree.map(jnp.subtract, state.variables['params'], variables['params']))
+  close(jax.tree.map(lambda u: 0.5 * u, steps[0]), steps[1])
+  for noise in (0.0, 1.0):
+    one = dataclasses.replace(federation, chain=defenses.wrap(needy, 'round'), server_noise=noise)
+    if not noise:
+      simulation.run_round(one, simulation.start(one, variables), KEY)
+      continue
+    with pytest.raises(errors.UsageError, match='the defense own needs what it is not handed at its place'):
+      simulation.run_round(one, simulation.start(one, variables), KEY)

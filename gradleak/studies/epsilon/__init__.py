@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.flatten_util import ravel_pytree
 
 from gradleak.audit.labelled import named_defenses, text
@@ -43,6 +44,7 @@ _PAIRS = 16  # uploads of either data set under one key, whose difference is the
 _DIMENSION = 8  # of the canary's update
 _FAR = 1e4  # norm of a canary's contribution, in units of the clip
 _ENTRIES = 2**21  # of the uploads that are made at once
+_PLAIN = optax.sgd(1.0)  # one object, so that clients are equal
 _LOOKED_AT = 64  # own contributions among which the farthest pair is looked for
 
 Release = Callable[[jax.Array, jax.Array], jax.Array]
@@ -181,8 +183,10 @@ def audit_epsilon(
   """Measures ε from below for each defense, and compares it with the ε that the defense states.
 
   The canary is the worst case: a linear model whose gradient is the sample itself, in the scenario's client. Its sample
-  is 10⁴ times as long as the clip. Its neighbour is the opposite one, or zeros. With neighbours='own' the scenario's
-  model and samples are used, whose gradients may be short of the clip, or point alike.
+  is 10⁴ times as long as the clip. Its neighbour is the opposite one, or zeros. Its client has no private layers, and
+  no order of other samples. Plain SGD takes the place of a local optimizer that keeps the canary from the clip, as Adam
+  with a small rate does. With neighbours='own' the scenario's client, model and samples are used, whose updates may be
+  short of the clip, or point alike.
 
   An ε per example is also measured in one run: each of many orthogonal canaries, or its neighbour, is in by a coin.
 
@@ -327,26 +331,63 @@ def _probe_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
 PROBE = Model('canary', _probe_init, _probe_apply)  # the gradient of a sample is the sample, times the round's sign
 
 
-def _probed(scenario: Scenario, defense: Defense, size: int) -> tuple[Client, dict[str, Any], float]:
-  """Returns (the scenario's client with the model of canaries under a defense, variables, the norm of a canary)."""
+def _probed(
+  scenario: Scenario, defense: Defense, size: int, canaries: Callable[[float], jax.Array]
+) -> tuple[Client, dict[str, Any], jax.Array]:
+  """Returns (the scenario's client with the model of canaries under a defense, variables, samples).
+
+  Args:
+    scenario, defense: as `audit_epsilon` takes them.
+    size: entries of a canary.
+    canaries: the norm of a canary -> the samples with all canaries in, floats [N, size, 1, 1].
+  """
+  finite = [bound for stage in defense.stages if math.isfinite(bound := norm_bound(stage))]
+  bound, given = max(finite, default=1.0), scenario.client
+  samples = canaries(_FAR * bound)
   bare = dataclasses.replace(
-    scenario.client.undefended(),
+    given.undefended(),
     model=PROBE,
     loss=losses.wrap(_probe_loss),
     num_classes=2,
     augment=None,
     precision='float32',
     frozen=(),
+    private=(),
+    order=given.order if given.order and len(given.order[0]) == len(samples) else None,
     cohort=1,
     modality=IMAGES,
   )
   variables = _probe_init(jax.random.key(0), (size, 1, 1))
+  if bare.share == 'delta' and not _reaches(bare, variables, samples, bound, bool(defense.at('step'))):
+    bare = dataclasses.replace(bare, optimizer=_PLAIN)
   try:
     client = bind(defense, Context(bare, variables, (size, 1, 1))).client(bare)
   except errors.UsageError as error:
     raise errors.UsageError(f"{error} (the canary's model has none: choose neighbours='own')") from error
-  finite = [bound for stage in defense.stages if math.isfinite(bound := norm_bound(stage))]
-  return client, variables, _FAR * max(finite, default=1.0)
+  return client, variables, samples
+
+
+def _reaches(bare: Client, variables: Any, samples: jax.Array, bound: float, linear: bool) -> bool:
+  """Returns whether the local optimizer carries canaries beyond the clip, as Adam's short steps do not.
+
+  Args:
+    bare: the undefended client of canaries, which shares its delta.
+    variables: of its model.
+    samples: with all canaries in.
+    bound: the norm to exceed.
+    linear: whether a delta has to be linear in the gradients, as noise of each step demands.
+  """
+  targets, flat = jnp.zeros(len(samples), jnp.int32), np.asarray(samples, np.float64).reshape(len(samples), -1)
+
+  def lengths(client: Client, times: float) -> np.ndarray:
+    sent = jax.jit(client.local_update)(None, variables, times * samples, targets).update
+    return np.abs(flat @ np.asarray(ravel_pytree(sent)[0], np.float64))
+
+  own, plain = lengths(bare, 1.0), lengths(dataclasses.replace(bare, optimizer=_PLAIN), 1.0)
+  trained_on = plain > 0  # not what is left out of an epoch
+  if not np.all((own > bound * np.linalg.norm(flat, axis=1))[trained_on]):
+    return False
+  return not linear or bool(np.allclose(lengths(bare, 2.0), 2 * own, rtol=1e-3))
 
 
 def _sent(client: Client, variables: Any, key: jax.Array, samples: jax.Array, targets: jax.Array, rounds: int) -> Any:
@@ -363,9 +404,13 @@ def _sent(client: Client, variables: Any, key: jax.Array, samples: jax.Array, ta
 def _canary(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSettings) -> Release:
   """Returns the release of a canary and of its neighbour; other samples contribute zeros, of either unit."""
   del unit
-  client, variables, norm = _probed(scenario, defense, _DIMENSION)
-  others = jnp.zeros((chosen.samples - 1, _DIMENSION, 1, 1), jnp.float32)
-  canary = jnp.full((1, _DIMENSION, 1, 1), norm * chosen.samples / math.sqrt(_DIMENSION), jnp.float32)
+
+  def filled(norm: float) -> jax.Array:
+    canary = jnp.full((1, _DIMENSION, 1, 1), norm * chosen.samples / math.sqrt(_DIMENSION), jnp.float32)
+    return jnp.concatenate([canary, jnp.zeros((chosen.samples - 1, _DIMENSION, 1, 1), jnp.float32)])
+
+  client, variables, samples = _probed(scenario, defense, _DIMENSION, filled)
+  canary, others = samples[:1], samples[1:]
   neighbour = -canary if chosen.relation == RELATIONS[0] else jnp.zeros_like(canary)
   targets = jnp.zeros(chosen.samples, jnp.int32)
 
@@ -418,8 +463,10 @@ def _own(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSetting
 def _in_one_run(key: jax.Array, scenario: Scenario, defense: Defense, chosen: EpsilonSettings) -> Measured:
   """Returns the bound by one upload, or one series of them, with many canaries; each has a coordinate of its own."""
   count = chosen.canaries
-  client, variables, norm = _probed(scenario, defense, count)
-  axes, targets = norm * count * jnp.eye(count, dtype=jnp.float32)[:, :, None, None], jnp.zeros(count, jnp.int32)
+  client, variables, axes = _probed(
+    scenario, defense, count, lambda norm: norm * count * jnp.eye(count, dtype=jnp.float32)[:, :, None, None]
+  )
+  targets = jnp.zeros(count, jnp.int32)
   absent = -1.0 if chosen.relation == RELATIONS[0] else 0.0
 
   @jax.jit
