@@ -502,11 +502,7 @@ class Bound:
       numbers: the numeric settings of all stages, in the order of `Defense.numbers`; they may be traced.
       client: the undefended `Client`. Stages of the place 'round' do not change it.
     """
-    made: dict[str, list] = {place: [] for place in PLACES}
-    left = list(numbers)
-    for stage, given in zip(self.defense.stages, self.arguments, strict=True):
-      own, left = tuple(left[: len(stage.numbers)]), left[len(stage.numbers) :]
-      made[stage.traits.place].append(stage.build(own, *given))
+    made = self._made(numbers)
     return dataclasses.replace(
       client,
       transform=made['data'][0] if made['data'] else client.transform,
@@ -518,6 +514,20 @@ class Bound:
   def client(self, client: Any) -> Any:
     """Returns the client under the defense with its own numbers."""
     return self.build(self.defense.numbers, client)
+
+  def server(self) -> optax.GradientTransformation:
+    """Returns what acts at the server, the stages of the place 'round'; `NO_DEFENSE` where there are none."""
+    made = self._made(self.defense.numbers)['round']
+    return sequence(*made) if made else NO_DEFENSE
+
+  def _made(self, numbers: tuple) -> dict[str, list]:
+    """Returns the transformations of all stages by place, for `build`."""
+    made: dict[str, list] = {place: [] for place in PLACES}
+    left = list(numbers)
+    for stage, given in zip(self.defense.stages, self.arguments, strict=True):
+      own, left = tuple(left[: len(stage.numbers)]), left[len(stage.numbers) :]
+      made[stage.traits.place].append(stage.build(own, *given))
+    return made
 
 
 def remarks(defense: Defense, context: Context) -> str:

@@ -32,7 +32,6 @@ from gradleak.core.storage import (
 )
 from gradleak.data import partition
 from gradleak.defenses import Bound, bind
-from gradleak.defenses.base import sequence
 from gradleak.defenses.defense import check_mean
 from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.engine.execution import Execution
@@ -180,7 +179,6 @@ class Task:
   def federation(self, bound: Bound) -> simulation.Federation:
     """Returns the federation whose clients, and server, are under a defense."""
     given = self.settings
-    at_server = [stage.build(stage.numbers) for stage in bound.defense.at('round')]
     return simulation.Federation(
       bound.client(self.given.client),
       self.given.samples,
@@ -188,7 +186,7 @@ class Task:
       self.partition,
       given.per_round,
       server=SERVERS[given.server](given.server_learning_rate, given.server_momentum),
-      chain=sequence(*at_server) if at_server else simulation.NO_DEFENSE,
+      chain=bound.server(),
       weighting=given.weighting,
       server_noise=given.server_noise,
       drop_out=given.drop_out,

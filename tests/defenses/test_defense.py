@@ -390,6 +390,17 @@ def test_at_the_server_a_stage_that_another_one_undoes_is_refused(linear, small_
     simulation.Federation(linear.client, images, labels, [np.arange(len(labels))], 1, chain=chain)
 
 
+def test_at_the_server_a_factory_has_its_arguments(context):
+  @defenses.defense(place='round', arguments=lambda context, settings: (context.client.num_classes,))
+  def times_classes(classes=1, *, by: Annotated[float, Range(0, 10)] = 1.0):
+    return optax.scale(by * classes)
+
+  bound = defenses.bind(defenses.chain(defenses.gaussian(stddev=0.5), times_classes(by=2.0)), context)
+  times = 2 * context.client.num_classes
+  np.testing.assert_allclose(apply(bound.server()), times * np.asarray(UPDATES['w']), rtol=1e-6)
+  np.testing.assert_array_equal(apply(defenses.bind(defenses.gaussian(stddev=0.5), context).server()), UPDATES['w'])
+
+
 def test_results_say_that_an_epsilon_is_of_real_numbers(context):
   half = dataclasses.replace(context, variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), context.variables))
   dp = defenses.client_dp(norm=1.0, noise=1.0)
