@@ -384,11 +384,12 @@ def adaptive_attacks(
     rounds: uploads of the same samples on the same model that an attacker may average or sum; 1 is used for a defense
       under which all of them are equal.
   """
+  bound = bound.sent
   stages, shape = bound.defense.stages, (num_samples, *context.sample_shape)
   reads = attack.reads
   if 'noise' in reads and not attack(context.client).noise(shape, context.variables):
     reads -= {'noise'}
-  several = any(stage.traits.random or stage.traits.accumulates for stage in stages)
+  several = bound.defense.random or any(stage.traits.accumulates for stage in stages)
   known = Known(bound, context, num_samples, rounds if several else 1, reads)
   simulated = _imitated(known) or [_simulated(known)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]

@@ -115,6 +115,15 @@ def test_rounds_are_averaged_where_the_defense_is_random(context):
   }  # fmt: skip
 
 
+@pytest.mark.parametrize('text', ['prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=0.1)'])
+@pytest.mark.parametrize('server', ['server_dp(norm=1,noise=1,clients=10)', 'compensation(stddev=0.1)'])
+def test_what_the_server_does_to_the_mean_changes_no_attack_on_an_upload(text, server, context):
+  alone, found = (adaptive_attacks(each, context, rounds=4) for each in (text, f'{server}+{text}'))
+  assert list(found) == list(alone)
+  for name, one in found.items():
+    assert one._replace(views=None) == alone[name]._replace(views=None)
+
+
 def test_images_that_a_generator_makes_do_not_start_from_auxiliary_data(context):
   assert list(adaptive_attacks('concealment(steps=2)', context, attacks.csdlg(generator='untrained'))) == [
     'decoys',
