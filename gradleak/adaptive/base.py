@@ -190,16 +190,18 @@ class Known:
 
   def _of_steps(self, stage: Stage, noise: Noise) -> float | Tree:
     """Returns the variance in a delta of the noise of all local steps; 0.0 where the optimizer is not linear."""
-    client, params, count = self.context.client, self.context.variables['params'], self.num_samples
-    gains = noise_gains(client.optimizer, client.num_steps(count), params)
-    if gains is None:
-      return 0.0
-    count //= client.cohort
+    client, params = self.context.client, self.context.variables['params']
+    steps, count = client.num_steps(self.num_samples), self.num_samples // client.cohort
     size = min(client.batch_size or count, count)
     sizes = [size] * (count // size) + [count % size] * (count % size > 0 and not client.drop_last)
-    found = [_as_tree(noise.variance(stage.settings, self.context, each), params) for each in sizes]
-    mean = jax.tree.map(lambda *variances: sum(variances) / len(sizes), *found)
-    return jax.tree.map(np.multiply, gains, mean)
+    found: list[Tree] = []
+    for each in dict.fromkeys(sizes):  # a smaller last batch has noise of its own, and momentum weighs it by its step
+      gains = noise_gains(client.optimizer, steps, params, np.tile(np.equal(sizes, each), client.epochs))
+      if gains is None:
+        return 0.0
+      variance = _as_tree(noise.variance(stage.settings, self.context, each), params)
+      found.append(jax.tree.map(np.multiply, gains, variance))
+    return jax.tree.map(lambda *variances: sum(variances), *found)
 
   @property
   def energy(self) -> float:

@@ -639,6 +639,10 @@ def test_what_compression_sends_late_is_divided_by_its_factor(context, gradient)
   [
     ({'share': 'delta', 'batch_size': 1}, 'dpsgd(norm=1,noise=1)'),
     ({'share': 'delta', 'epochs': 2, 'optimizer': optax.sgd(0.2, momentum=0.5)}, 'dpsgd(norm=1,noise=1)'),
+    (
+      {'share': 'delta', 'epochs': 2, 'batch_size': 3, 'optimizer': optax.sgd(0.2, momentum=0.9)},
+      'dpsgd(norm=1,noise=1)',  # whose last batch, of one sample, has nine times the variance
+    ),
     pytest.param({'cohort': 2}, 'dpsgd(norm=1,noise=1)', marks=pytest.mark.slow),
     ({'cohort': 2}, 'gaussian(stddev=0.1)'),
     ({'frozen': ('Dense_0',)}, 'gaussian(stddev=0.1)'),
