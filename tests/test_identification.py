@@ -170,6 +170,7 @@ def test_what_the_server_does_to_the_mean_is_not_expected_of_an_upload(scenario,
   assert found.bound == alone.bound
 
 
+@pytest.mark.slow
 def test_uploads_are_not_random_where_the_server_alone_draws(scenario):
   pruned = D.chain(D.prune(rate=0.5), D.server_dp(norm=1.0, noise=1.0, clients=10))
   assert identify(scenario, [pruned], 1, rounds=2, controls=1).rows[0]['rounds'] == 1

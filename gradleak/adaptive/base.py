@@ -20,7 +20,7 @@ from gradleak.adaptive import weights
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import trees
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, is_idle, norm_bound
+from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, bind, is_idle, norm_bound
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
@@ -160,16 +160,26 @@ class Known:
   @property
   def variance(self) -> float | Tree:
     """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
+    return self.variance_in(None)
+
+  def variance_in(self, masks: Tree | None) -> float | Tree:
+    """Returns the `variance` in rounds that sent so much; `masks` as `noise_of` takes them."""
     stages = self.stages
     last = max((i for i, stage in enumerate(stages) if stage.traits.clips), default=0)
-    found = [self.noise_of(stage) for stage in stages[last:] if _everywhere(stage)]
+    found = [self.noise_of(stage, masks, i) for i, stage in enumerate(stages) if i >= last and _everywhere(stage)]
     return functools.reduce(_add, found, 0.0)
 
-  def noise_of(self, stage: Stage) -> float | Tree:
+  def noise_of(self, stage: Stage, masks: Tree | None = None, place: int | None = None) -> float | Tree:
     """Returns the variance of the noise that a stage puts on an entry of what is compared.
 
-    It is that of the mean over rounds and over a cohort; frozen layers have none. It is 0.0 without noise, and where
-    nobody can tell what the client's optimizer makes of the noise of its steps (`response.noise_gains`).
+    It is that of the mean or the sum over rounds, and of the mean over a cohort; frozen layers have none. It is 0.0
+    without noise, and where nobody can tell what the client's optimizer makes of the noise of its steps
+    (`response.noise_gains`).
+
+    Args:
+      stage: one of `stages`.
+      masks: what each round sent, booleans [R, …]; None for what it usually sends.
+      place: of the stage among `stages`, of which several may be equal; the first of them by default.
     """
     noise, client = stage.traits.noise, self.context.client
     if noise is None:
@@ -182,7 +192,50 @@ class Known:
     if client.frozen or client.private:
       shared = jax.device_get(client.shared_layers(params, self.context.sample_shape))
       variance = jax.tree.map(np.multiply, shared, _as_tree(variance, params))
-    return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
+    if self.rounds > 1 and self.sums:
+      masks = self._usual if masks is None else masks
+      gains = jax.tree.map(self._sent(self.stages.index(stage) if place is None else place), masks)
+    elif masks is not None and any(np.any(np.asarray(m) != np.asarray(m)[:1]) for m in jax.tree.leaves(masks)):
+      times = jax.tree.map(lambda m: np.sum(np.asarray(m), axis=0), masks)
+      gains = jax.tree.map(lambda n: (n > 0) / np.maximum(n, 1), times)  # the mean is over the rounds that sent it
+    else:
+      return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
+    return jax.tree.map(lambda v, gain: v / client.cohort * gain, _as_tree(variance, params), gains)
+
+  def quieter(self, stage: Stage, upload: Upload) -> float:
+    """Returns by what the variance of a stage's noise is larger in one upload than in what is compared."""
+    if self.rounds == 1 or not self.sums:
+      return self.rounds
+    every = ones(self.context.variables['params'])
+    alone = _expected(dataclasses.replace(self, rounds=1).noise_of(stage), every)
+    return alone / (_expected(self.noise_of(stage, upload.mask), every) or alone or 1.0)
+
+  def _sent(self, place: int) -> Callable[[Any], np.ndarray]:
+    """Returns the function (masks [R, …]) -> the variance in a sum over that of the noise of a stage in each round.
+
+    Noise behind what accumulates is sent as often as its entry. Noise before it is kept back with the entry, and grows
+    by its momentum.
+    """
+    after = [stage for stage in self.stages[place:] if stage.traits.accumulates]
+    momentum = float(after[-1].settings.get('momentum', 0.0)) if after else 0.0
+    factors = np.cumsum(np.square(np.cumsum(momentum ** np.arange(self.rounds)))) if after else np.ones(self.rounds)
+    return functools.partial(by_delay, factors=factors)
+
+  @functools.cached_property
+  def _usual(self) -> Tree:
+    """What the rounds of a defense that accumulates send of an update of normal entries, [R, …]: its masks."""
+    params = self.context.variables['params']
+    return jax.tree.map(lambda u: u != 0, self.several(trees.draws(jax.random.normal, jax.random.key(0), params)))
+
+  def several(self, update: Tree) -> Tree:
+    """Returns what rounds of the same update become by what accumulates, every leaf [R, …]."""
+    chosen = Defense(tuple(stage for stage in self.stages if stage.traits.accumulates))
+    chain = bind(chosen, self.context).client(self.context.client).upload
+    state, found, params = chain.init(update), [], self.context.variables['params']
+    for i in range(self.rounds):
+      sent, state = chain.update(update, state, params, key=jax.random.key(i))
+      found.append(sent)
+    return jax.tree.map(lambda *rounds: np.stack(rounds), *found)
 
   def _trains(self, stage: Stage) -> bool:
     """Returns whether a stage acts on gradients that a local optimizer then makes a delta of."""
@@ -205,13 +258,17 @@ class Known:
 
   @property
   def energy(self) -> float:
-    """The expected squared norm of all noise in an upload."""
+    """The expected squared norm of all noise in what is compared."""
+    return self.energy_in(None)
+
+  def energy_in(self, masks: Tree | None) -> float:
+    """Returns the `energy` in rounds that sent so much; `masks` as `noise_of` takes them."""
     params = self.context.variables['params']
     total = 0.0
-    for stage in self.defense.stages:
+    for i, stage in enumerate(self.stages):
       if stage.traits.noise is not None:
         share = min(1.0, stage.traits.noise.fraction(stage.settings))
-        total += share * _expected(self.noise_of(stage), ones(params))
+        total += share * _expected(self.noise_of(stage, masks, i), ones(params))
     return total
 
   def repeated(self, name: str, words: str) -> tuple[str, str]:
@@ -294,20 +351,38 @@ class Known:
       return jax.tree.map(lambda u: np.sum(u, axis=0), upload.update)
     return jax.device_get(layer_average(upload))
 
-  def view(self, upload: Upload, weighted: Tree = None, update: Tree = None) -> View:
+  def view(self, upload: Upload, weighted: Tree = None, update: Tree = None, divided: Tree = None) -> View:
     """Returns the `View` of all that is known.
 
     Args:
       upload: of R rounds.
       weighted: weights of each entry, where another adaptive attack has some; else 1.
       update: what is compared in place of `observed`.
+      divided: by what it is the mean or the sum over the rounds, divided; None for 1.
     """
     update = self.observed(upload) if update is None else update
     weighted = ones(update) if weighted is None else weighted
     if self.sparsifies:
       weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
-    variance = self.variance if 'noise' in self.reads else 0.0
+    variance = self.variance_in(upload.mask if self.rounds > 1 else None) if 'noise' in self.reads else 0.0
+    if divided is not None:
+      variance = jax.tree.map(lambda v, d: v / np.square(d), _as_tree(variance, update), divided)
     return View(update, weighted, _expected(variance, weighted), self.clip)
+
+
+def by_delay(masks: Any, factors: np.ndarray) -> np.ndarray:
+  """Returns the sum of the factors of the rounds that send an entry, by how many before kept it back.
+
+  Args:
+    masks: of a tensor, booleans [R, …]: whether a round sends an entry.
+    factors: for each number of rounds, from 0 on, [R].
+  """
+  masks = np.asarray(masks)
+  kept, total = np.zeros(masks.shape[1:], int), np.zeros(masks.shape[1:])
+  for sent in masks:
+    total = total + sent * factors[kept]
+    kept = np.where(sent, 0, kept + 1)
+  return total
 
 
 def _as_tree(value: float | Tree, params: Tree) -> Tree:
@@ -442,8 +517,14 @@ def _prior(known: Known) -> AdaptiveAttack | None:
   noise = known.energy
   if noise:
     context = known.context
-    typical = typical_squared_norm(context.client, context.sample_shape, known.num_samples, context.variables)
-    signal = max(min(float(typical), known.norm_bound**2), 1e-30)
+    given = context.client, context.sample_shape, known.num_samples, context.variables
+    typical = float(typical_squared_norm(*given))
+    signal = max(min(typical, known.norm_bound**2), 1e-30)
+    if known.rounds > 1 and known.sums:  # both grow with the rounds, the noise by less
+      sent = known.several(typical_update(*given))
+      noise = known.energy_in(jax.tree.map(lambda u: u != 0, sent))
+      summed = jax.tree.map(lambda u: np.sum(u, axis=0), sent)
+      signal *= float(trees.squared_norm(summed)) / max(typical, 1e-30)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
   elif known.sparsifies:
@@ -600,6 +681,12 @@ def _combined(known: Known) -> AdaptiveAttack | None:
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def typical_update(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
+  """Returns an undefended update of samples of random pixels and labels."""
+  return _typical(client, sample_shape, num_samples, variables)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

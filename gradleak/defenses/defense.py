@@ -524,8 +524,8 @@ class Bound:
   def sent(self) -> 'Bound':
     """What acts before an upload is sent, and so all of it that a curious server meets: not the place 'round'."""
     kept = [i for i, stage in enumerate(self.defense.stages) if stage.traits.place != 'round']
-    stages, arguments = (tuple(of[i] for i in kept) for of in (self.defense.stages, self.arguments))
-    return dataclasses.replace(self, defense=Defense(stages), arguments=arguments)
+    defense = Defense(tuple(self.defense.stages[i] for i in kept))
+    return dataclasses.replace(self, defense=defense, arguments=tuple(self.arguments[i] for i in kept))
 
   def client(self, client: Any) -> Any:
     """Returns the client under the defense with its own numbers."""

@@ -13,7 +13,8 @@ import pytest
 import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
-from gradleak.adaptive.base import AVERAGES, Known, typical_squared_norm
+from gradleak.adaptive import compression
+from gradleak.adaptive.base import AVERAGES, Case, Known, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
@@ -662,6 +663,57 @@ def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small
   adaptive = next(adaptive for adaptive in found if 'floor' in adaptive.name)
   (view,) = adaptive.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
   assert 0.85 < energy / view.noise < 1.15
+
+
+@pytest.fixture(scope='module')
+def wide():
+  model = models.mlp(10, widths=(40,), init='default')
+  return Context(gl.Client(model, 10), model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'gaussian(stddev=1e-3)',
+    'topk(ratio=0.1)+gaussian(stddev=1e-3)',
+    'fragmentation_random(ratio=0.4)+gaussian(stddev=1e-3)',
+    'dgc(ratio=0.1)+gaussian(stddev=1e-3)',
+    'dgc(ratio=0.1,clip=1)+gaussian(stddev=1e-3)',
+    'gaussian(stddev=1e-7)+dgc(ratio=0.3)',  # grows with what is kept back
+    'gaussian(stddev=1e-7)+dgc(ratio=0.3,momentum=0)+gaussian(stddev=1e-7)',
+  ],
+)
+def test_the_noise_expected_of_several_rounds_is_the_noise_that_comes(text, wide):
+  params, defended = wide.variables['params'], bound(text, wide)
+  stages = defended.defense.stages
+  quiet = defenses.Defense(tuple(m.changed(stddev=0.0) if 'stddev' in m.settings else m for m in stages))
+  update = trees.draws(lambda key, shape, dtype: 1e-3 * jax.random.normal(key, shape, dtype) ** 3, KEY, params)
+  every = jax.tree.map(lambda p: jnp.ones((), bool), params)
+
+  def send(defense, rounds):
+    """Returns what a client sends whose update is the same in all rounds."""
+    chain, sent = defenses.bind(defense, wide).client(wide.client).upload, []
+    state = chain.init(params)
+    for i in range(rounds):
+      new, state = chain.update(update, state, params, key=jax.random.key(i))
+      mask = (*(mask for _, mask in optax.tree.get_all_with_path(state, 'mask')), every)[0]
+      sent.append(gl.Upload(trees.masked(new, mask), mask, np.int32(1)))
+    return jax.tree.map(lambda *one: np.stack(one), *sent)
+
+  for rounds in (2, 6):
+    known = Known(defended, wide, 1, rounds, frozenset({'noise', 'weights'}))
+    without, upload = (send(each, rounds) for each in (quiet, defended.defense))
+    alike = entries(jax.tree.map(lambda a, b: np.all((a != 0) == (b != 0), axis=0), without.update, upload.update))
+    assert np.mean(alike) > 0.99
+    views = [(known.view(without), known.view(upload))]
+    for stage in stages if known.sums else ():
+      for one in compression.adaptive_attacks(Case(stage, (), known)) if stage.name == 'dgc' else ():
+        views.append(one.views(without) + one.views(upload))
+    for one, other in views:
+      energy = np.sum(np.square(entries(other.update) - entries(one.update))[alike])
+      assert 0.8 < energy / other.noise < 1.2
+    if known.sums:  # when what is sent depends on the update, which is not known yet
+      assert 0.5 < known.energy / views[0][1].noise < 2
 
 
 @pytest.mark.parametrize('cohort', [1, 2, 4])
