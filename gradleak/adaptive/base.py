@@ -20,7 +20,7 @@ from gradleak.adaptive import weights
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import trees
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, bind, is_idle, norm_bound
+from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, is_idle, norm_bound
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
@@ -207,7 +207,7 @@ class Known:
     if self.rounds == 1 or not self.sums:
       return self.rounds
     every = ones(self.context.variables['params'])
-    alone = _expected(dataclasses.replace(self, rounds=1).noise_of(stage), every)
+    alone = _expected(self._one.noise_of(stage), every)
     return alone / (_expected(self.noise_of(stage, upload.mask), every) or alone or 1.0)
 
   def _sent(self, place: int) -> Callable[[Any], np.ndarray]:
@@ -228,14 +228,15 @@ class Known:
     return jax.tree.map(lambda u: u != 0, self.several(trees.draws(jax.random.normal, jax.random.key(0), params)))
 
   def several(self, update: Tree) -> Tree:
-    """Returns what rounds of the same update become by what accumulates, every leaf [R, …]."""
-    chosen = Defense(tuple(stage for stage in self.stages if stage.traits.accumulates))
-    chain = bind(chosen, self.context).client(self.context.client).upload
-    state, found, params = chain.init(update), [], self.context.variables['params']
-    for i in range(self.rounds):
-      sent, state = chain.update(update, state, params, key=jax.random.key(i))
-      found.append(sent)
-    return jax.tree.map(lambda *rounds: np.stack(rounds), *found)
+    """Returns what rounds of the same update become by what accumulates, NumPy arrays [R, …]."""
+    both = zip(self.defense.stages, self.bound.arguments, strict=True)
+    chosen = Defense(tuple(dataclasses.replace(m, arguments=given) for m, given in both if m.traits.accumulates))
+    return jax.device_get(_accumulated(chosen, self.rounds, update, self.context.variables['params']))
+
+  @property
+  def _one(self) -> 'Known':
+    """The same of a single upload."""
+    return dataclasses.replace(self, rounds=1)
 
   def _trains(self, stage: Stage) -> bool:
     """Returns whether a stage acts on gradients that a local optimizer then makes a delta of."""
@@ -259,17 +260,18 @@ class Known:
   @property
   def energy(self) -> float:
     """The expected squared norm of all noise in what is compared."""
-    return self.energy_in(None)
-
-  def energy_in(self, masks: Tree | None) -> float:
-    """Returns the `energy` in rounds that sent so much; `masks` as `noise_of` takes them."""
     params = self.context.variables['params']
     total = 0.0
     for i, stage in enumerate(self.stages):
       if stage.traits.noise is not None:
         share = min(1.0, stage.traits.noise.fraction(stage.settings))
-        total += share * _expected(self.noise_of(stage, masks, i), ones(params))
+        total += share * _expected(self.noise_of(stage, None, i), ones(params))
     return total
+
+  @property
+  def adds_noise(self) -> bool:
+    """Whether there is any noise in an upload."""
+    return self._one.energy > 0
 
   def repeated(self, name: str, words: str) -> tuple[str, str]:
     """Returns an adaptive attack's name and words, where uploads are averaged or summed with that before them."""
@@ -279,7 +281,7 @@ class Known:
   @property
   def parts(self) -> dict[str, tuple[str, str]]:
     """What is made use of: name -> (the evidence it is, what the attacker does, a sentence)."""
-    floor = 'noise' in self.reads and _expected(self.variance, ones(self.context.variables['params'])) > 0
+    floor = 'noise' in self.reads and _expected(self._one.variance, ones(self.context.variables['params'])) > 0
     found = {
       'averaged': (self.rounds > 1 and not self.sums, 'update', AVERAGES),
       'summed': (
@@ -514,17 +516,8 @@ def _prior(known: Known) -> AdaptiveAttack | None:
   """
   if 'prior' not in known.context.client.modality.terms:
     return None
-  noise = known.energy
-  if noise:
-    context = known.context
-    given = context.client, context.sample_shape, known.num_samples, context.variables
-    typical = float(typical_squared_norm(*given))
-    signal = max(min(typical, known.norm_bound**2), 1e-30)
-    if known.rounds > 1 and known.sums:  # both grow with the rounds, the noise by less
-      sent = known.several(typical_update(*given))
-      noise = known.energy_in(jax.tree.map(lambda u: u != 0, sent))
-      summed = jax.tree.map(lambda u: np.sum(u, axis=0), sent)
-      signal *= float(trees.squared_norm(summed)) / max(typical, 1e-30)
+  if known.adds_noise:
+    noise, signal = _typical_energies(known)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
   elif known.sparsifies:
@@ -545,8 +538,10 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
   for stage, arguments in zip(known.defense.stages, known.bound.arguments, strict=True):
     noise = stage.traits.noise
     share = 1.0 if noise is None else noise.fraction(stage.settings)
+    if noise is None or not 0 < share < 1:
+      continue
     variance = known.noise_of(stage)
-    if noise is None or not 0 < share < 1 or _expected(variance, ones(known.context.variables['params'])) == 0:
+    if _expected(variance, ones(known.context.variables['params'])) == 0:
       continue
     if noise.groups is not None:
       groups = noise.groups(arguments)
@@ -558,6 +553,18 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
     words, settings = known.smooth('It weighs each entry by the noise expected on it', 'smoothness', prior)
     return known.changed('weighted', words, weigh, **settings)
   return None
+
+
+def _typical_energies(known: Known) -> tuple[float, float]:
+  """Returns the expected squared norms, in what is compared, of the noise and of a typical update."""
+  context = known.context
+  given = context.client, context.sample_shape, known.num_samples, context.variables
+  if known.rounds == 1 or not known.sums:
+    return known.energy, max(min(float(typical_squared_norm(*given)), known.norm_bound**2), 1e-30)
+  update = typical_update(*given)  # both grow with the rounds, the noise by less
+  clipped = min(1.0, known.norm_bound**2 / max(float(trees.squared_norm(update)), 1e-30))
+  summed = jax.tree.map(lambda u: np.sum(u, axis=0), known.several(update))
+  return known.energy, max(clipped * float(trees.squared_norm(summed)), 1e-30)
 
 
 # Entries seem dropped where this share more of them are zero than in an undefended update of random pixels.
@@ -677,10 +684,21 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
 
 def _combined(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
-  if not known.energy and not any(stage.traits.sparsifies for stage in known.defense.stages):
+  if not known.adds_noise and not any(stage.traits.sparsifies for stage in known.defense.stages):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _accumulated(defense: Defense, rounds: int, update: Tree, params: Tree) -> Tree:
+  """Returns what each round sends of the same update, every leaf [R, …]."""
+
+  def one(state: Any, key: jax.Array) -> tuple[Any, Tree]:
+    sent, state = defense.update(update, state, params, key=key)
+    return state, sent
+
+  return jax.lax.scan(one, defense.init(update), jax.random.split(jax.random.key(0), rounds))[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -14,7 +14,7 @@ import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
 from gradleak.adaptive import compression
-from gradleak.adaptive.base import AVERAGES, Case, Known, typical_squared_norm
+from gradleak.adaptive.base import AVERAGES, Case, Known, _typical_energies, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
@@ -714,6 +714,14 @@ def test_the_noise_expected_of_several_rounds_is_the_noise_that_comes(text, wide
       assert 0.8 < energy / other.noise < 1.2
     if known.sums:  # when what is sent depends on the update, which is not known yet
       assert 0.5 < known.energy / views[0][1].noise < 2
+
+
+def test_a_sum_of_rounds_is_as_clear_as_their_mean(wide):
+  """Deep Gradient Compression that drops nothing sends the gradient of each round: only the scale differs."""
+  texts = 'gaussian(stddev=0.1)', 'gaussian(stddev=0.1)+dgc(ratio=1,clip=1e9)'
+  energies = [_typical_energies(Known(bound(text, wide), wide, 1, 4, frozenset())) for text in texts]
+  (noise, signal), (summed_noise, summed_signal) = energies
+  assert [summed_noise, summed_signal] == pytest.approx([16 * noise, 16 * signal], rel=0.01)
 
 
 @pytest.mark.parametrize('cohort', [1, 2, 4])
