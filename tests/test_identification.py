@@ -161,6 +161,27 @@ def test_what_is_assumed_follows_from_the_traits(scenario, defense, model):
   assert given.stated == (model in ('noise', 'mixture'))
 
 
+@pytest.mark.parametrize('server', [D.server_dp(norm=1.0, noise=1.0, clients=10), D.compensation(stddev=0.1)], ids=str)
+@pytest.mark.parametrize('defense', [D.gaussian(stddev=0.1), D.graddefense(stddev=0.1), D.prune(rate=0.5)], ids=str)
+def test_what_the_server_does_to_the_mean_is_not_expected_of_an_upload(scenario, defense, server):
+  context = scenario.context
+  alone, found = (likelihood.expected(bind(one, context), context, 1) for one in (defense, D.chain(server, defense)))
+  jax.tree.map(np.testing.assert_array_equal, *(one._replace(bound=None) for one in (alone, found)))
+  assert found.bound == alone.bound
+
+
+@pytest.mark.slow
+def test_uploads_are_not_random_where_the_server_alone_draws(scenario):
+  pruned = D.chain(D.prune(rate=0.5), D.server_dp(norm=1.0, noise=1.0, clients=10))
+  assert identify(scenario, [pruned], 1, rounds=2, controls=1).rows[0]['rounds'] == 1
+
+
+@pytest.mark.parametrize('last', [1.0, 0.9])
+def test_a_clip_behind_the_noise_is_no_density_though_it_equals_the_one_before(scenario, last):
+  defense = D.chain(D.clip(norm=1.0), D.gaussian(stddev=0.1), D.clip(norm=last))
+  assert likelihood.expected(bind(defense, scenario.context), scenario.context, 1).model == 'draws'
+
+
 @pytest.mark.parametrize(
   ('defense', 'model', 'least'),
   [pytest.param(*each, marks=[pytest.mark.slow] * (i in ALIKE)) for i, each in enumerate(ASSUMED)],

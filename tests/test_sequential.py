@@ -104,6 +104,12 @@ def test_the_interval_of_a_share_by_hand():
   assert anytime.proportion_interval(6, 20, independent=10) == pytest.approx(anytime.proportion_interval(3, 10))
 
 
+def test_part_of_a_success_is_no_evidence_against_any_share():
+  share, low, high = anytime.proportion_interval(1, 200, independent=1)  # a two-hundredth of a success in one trial
+  assert (share, low) == (1 / 200, 0) and share < high < 1
+  np.testing.assert_allclose(anytime.proportion_interval(199, 200, independent=1), [1 - share, 1 - high, 1])
+
+
 @pytest.mark.parametrize('n', [1, 5, 40])
 def test_an_interval_for_any_number_of_trials_is_wider_than_one_for_a_fixed_number(n):
   for k in range(n + 1):

@@ -160,16 +160,26 @@ class Known:
   @property
   def variance(self) -> float | Tree:
     """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
+    return self.variance_in(None)
+
+  def variance_in(self, masks: Tree | None) -> float | Tree:
+    """Returns the `variance` in rounds that sent so much; `masks` as `noise_of` takes them."""
     stages = self.stages
     last = max((i for i, stage in enumerate(stages) if stage.traits.clips), default=0)
-    found = [self.noise_of(stage) for stage in stages[last:] if _everywhere(stage)]
+    found = [self.noise_of(stage, masks, i) for i, stage in enumerate(stages) if i >= last and _everywhere(stage)]
     return functools.reduce(_add, found, 0.0)
 
-  def noise_of(self, stage: Stage) -> float | Tree:
+  def noise_of(self, stage: Stage, masks: Tree | None = None, place: int | None = None) -> float | Tree:
     """Returns the variance of the noise that a stage puts on an entry of what is compared.
 
-    It is that of the mean over rounds and over a cohort; frozen layers have none. It is 0.0 without noise, and where
-    nobody can tell what the client's optimizer makes of the noise of its steps (`response.noise_gains`).
+    It is that of the mean or the sum over rounds, and of the mean over a cohort; frozen layers have none. It is 0.0
+    without noise, and where nobody can tell what the client's optimizer makes of the noise of its steps
+    (`response.noise_gains`).
+
+    Args:
+      stage: one of `stages`.
+      masks: what each round sent, booleans [R, …]; None for what it usually sends.
+      place: of the stage among `stages`, of which several may be equal; the first of them by default.
     """
     noise, client = stage.traits.noise, self.context.client
     if noise is None:
@@ -182,7 +192,51 @@ class Known:
     if client.frozen or client.private:
       shared = jax.device_get(client.shared_layers(params, self.context.sample_shape))
       variance = jax.tree.map(np.multiply, shared, _as_tree(variance, params))
-    return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
+    if self.rounds > 1 and self.sums:
+      masks = self._usual if masks is None else masks
+      gains = jax.tree.map(self._sent(self.stages.index(stage) if place is None else place), masks)
+    elif masks is not None and any(np.any(np.asarray(m) != np.asarray(m)[:1]) for m in jax.tree.leaves(masks)):
+      times = jax.tree.map(lambda m: np.sum(np.asarray(m), axis=0), masks)
+      gains = jax.tree.map(lambda n: (n > 0) / np.maximum(n, 1), times)  # the mean is over the rounds that sent it
+    else:
+      return jax.tree.map(lambda v: v / (self.rounds * client.cohort), variance)
+    return jax.tree.map(lambda v, gain: v / client.cohort * gain, _as_tree(variance, params), gains)
+
+  def quieter(self, stage: Stage, upload: Upload) -> float:
+    """Returns by what the variance of a stage's noise is larger in one upload than in what is compared."""
+    if self.rounds == 1 or not self.sums:
+      return self.rounds
+    every = ones(self.context.variables['params'])
+    alone = _expected(self._one.noise_of(stage), every)
+    return alone / (_expected(self.noise_of(stage, upload.mask), every) or alone or 1.0)
+
+  def _sent(self, place: int) -> Callable[[Any], np.ndarray]:
+    """Returns the function (masks [R, …]) -> the variance in a sum over that of the noise of a stage in each round.
+
+    Noise behind what accumulates is sent as often as its entry. Noise before it is kept back with the entry, and grows
+    by its momentum.
+    """
+    after = [stage for stage in self.stages[place:] if stage.traits.accumulates]
+    momentum = float(after[-1].settings.get('momentum', 0.0)) if after else 0.0
+    factors = np.cumsum(np.square(np.cumsum(momentum ** np.arange(self.rounds)))) if after else np.ones(self.rounds)
+    return functools.partial(by_delay, factors=factors)
+
+  @functools.cached_property
+  def _usual(self) -> Tree:
+    """What the rounds of a defense that accumulates send of an update of normal entries, [R, …]: its masks."""
+    params = self.context.variables['params']
+    return jax.tree.map(lambda u: u != 0, self.several(trees.draws(jax.random.normal, jax.random.key(0), params)))
+
+  def several(self, update: Tree) -> Tree:
+    """Returns what rounds of the same update become by what accumulates, NumPy arrays [R, …]."""
+    both = zip(self.defense.stages, self.bound.arguments, strict=True)
+    chosen = Defense(tuple(dataclasses.replace(m, arguments=given) for m, given in both if m.traits.accumulates))
+    return jax.device_get(_accumulated(chosen, self.rounds, update, self.context.variables['params']))
+
+  @property
+  def _one(self) -> 'Known':
+    """The same of a single upload."""
+    return dataclasses.replace(self, rounds=1)
 
   def _trains(self, stage: Stage) -> bool:
     """Returns whether a stage acts on gradients that a local optimizer then makes a delta of."""
@@ -190,27 +244,34 @@ class Known:
 
   def _of_steps(self, stage: Stage, noise: Noise) -> float | Tree:
     """Returns the variance in a delta of the noise of all local steps; 0.0 where the optimizer is not linear."""
-    client, params, count = self.context.client, self.context.variables['params'], self.num_samples
-    gains = noise_gains(client.optimizer, client.num_steps(count), params)
-    if gains is None:
-      return 0.0
-    count //= client.cohort
+    client, params = self.context.client, self.context.variables['params']
+    steps, count = client.num_steps(self.num_samples), self.num_samples // client.cohort
     size = min(client.batch_size or count, count)
     sizes = [size] * (count // size) + [count % size] * (count % size > 0 and not client.drop_last)
-    found = [_as_tree(noise.variance(stage.settings, self.context, each), params) for each in sizes]
-    mean = jax.tree.map(lambda *variances: sum(variances) / len(sizes), *found)
-    return jax.tree.map(np.multiply, gains, mean)
+    found: list[Tree] = []
+    for each in dict.fromkeys(sizes):  # a smaller last batch has noise of its own, and momentum weighs it by its step
+      gains = noise_gains(client.optimizer, steps, params, np.tile(np.equal(sizes, each), client.epochs))
+      if gains is None:
+        return 0.0
+      variance = _as_tree(noise.variance(stage.settings, self.context, each), params)
+      found.append(jax.tree.map(np.multiply, gains, variance))
+    return jax.tree.map(lambda *variances: sum(variances), *found)
 
   @property
   def energy(self) -> float:
-    """The expected squared norm of all noise in an upload."""
+    """The expected squared norm of all noise in what is compared."""
     params = self.context.variables['params']
     total = 0.0
-    for stage in self.defense.stages:
+    for i, stage in enumerate(self.stages):
       if stage.traits.noise is not None:
         share = min(1.0, stage.traits.noise.fraction(stage.settings))
-        total += share * _expected(self.noise_of(stage), ones(params))
+        total += share * _expected(self.noise_of(stage, None, i), ones(params))
     return total
+
+  @property
+  def adds_noise(self) -> bool:
+    """Whether there is any noise in an upload."""
+    return self._one.energy > 0
 
   def repeated(self, name: str, words: str) -> tuple[str, str]:
     """Returns an adaptive attack's name and words, where uploads are averaged or summed with that before them."""
@@ -220,7 +281,7 @@ class Known:
   @property
   def parts(self) -> dict[str, tuple[str, str]]:
     """What is made use of: name -> (the evidence it is, what the attacker does, a sentence)."""
-    floor = 'noise' in self.reads and _expected(self.variance, ones(self.context.variables['params'])) > 0
+    floor = 'noise' in self.reads and _expected(self._one.variance, ones(self.context.variables['params'])) > 0
     found = {
       'averaged': (self.rounds > 1 and not self.sums, 'update', AVERAGES),
       'summed': (
@@ -292,20 +353,38 @@ class Known:
       return jax.tree.map(lambda u: np.sum(u, axis=0), upload.update)
     return jax.device_get(layer_average(upload))
 
-  def view(self, upload: Upload, weighted: Tree = None, update: Tree = None) -> View:
+  def view(self, upload: Upload, weighted: Tree = None, update: Tree = None, divided: Tree = None) -> View:
     """Returns the `View` of all that is known.
 
     Args:
       upload: of R rounds.
       weighted: weights of each entry, where another adaptive attack has some; else 1.
       update: what is compared in place of `observed`.
+      divided: by what it is the mean or the sum over the rounds, divided; None for 1.
     """
     update = self.observed(upload) if update is None else update
     weighted = ones(update) if weighted is None else weighted
     if self.sparsifies:
       weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
-    variance = self.variance if 'noise' in self.reads else 0.0
+    variance = self.variance_in(upload.mask if self.rounds > 1 else None) if 'noise' in self.reads else 0.0
+    if divided is not None:
+      variance = jax.tree.map(lambda v, d: v / np.square(d), _as_tree(variance, update), divided)
     return View(update, weighted, _expected(variance, weighted), self.clip)
+
+
+def by_delay(masks: Any, factors: np.ndarray) -> np.ndarray:
+  """Returns the sum of the factors of the rounds that send an entry, by how many before kept it back.
+
+  Args:
+    masks: of a tensor, booleans [R, …]: whether a round sends an entry.
+    factors: for each number of rounds, from 0 on, [R].
+  """
+  masks = np.asarray(masks)
+  kept, total = np.zeros(masks.shape[1:], int), np.zeros(masks.shape[1:])
+  for sent in masks:
+    total = total + sent * factors[kept]
+    kept = np.where(sent, 0, kept + 1)
+  return total
 
 
 def _as_tree(value: float | Tree, params: Tree) -> Tree:
@@ -384,11 +463,12 @@ def adaptive_attacks(
     rounds: uploads of the same samples on the same model that an attacker may average or sum; 1 is used for a defense
       under which all of them are equal.
   """
+  bound = bound.sent
   stages, shape = bound.defense.stages, (num_samples, *context.sample_shape)
   reads = attack.reads
   if 'noise' in reads and not attack(context.client).noise(shape, context.variables):
     reads -= {'noise'}
-  several = any(stage.traits.random or stage.traits.accumulates for stage in stages)
+  several = bound.defense.random or any(stage.traits.accumulates for stage in stages)
   known = Known(bound, context, num_samples, rounds if several else 1, reads)
   simulated = _imitated(known) or [_simulated(known)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
@@ -436,11 +516,8 @@ def _prior(known: Known) -> AdaptiveAttack | None:
   """
   if 'prior' not in known.context.client.modality.terms:
     return None
-  noise = known.energy
-  if noise:
-    context = known.context
-    typical = typical_squared_norm(context.client, context.sample_shape, known.num_samples, context.variables)
-    signal = max(min(float(typical), known.norm_bound**2), 1e-30)
+  if known.adds_noise:
+    noise, signal = _typical_energies(known)
     weight = 1 - 1 / math.sqrt(1 + noise / signal)
     prior = min(PRIORS, key=lambda prior: abs(math.log(prior / max(weight, 1e-12))))
   elif known.sparsifies:
@@ -461,8 +538,10 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
   for stage, arguments in zip(known.defense.stages, known.bound.arguments, strict=True):
     noise = stage.traits.noise
     share = 1.0 if noise is None else noise.fraction(stage.settings)
+    if noise is None or not 0 < share < 1:
+      continue
     variance = known.noise_of(stage)
-    if noise is None or not 0 < share < 1 or _expected(variance, ones(known.context.variables['params'])) == 0:
+    if _expected(variance, ones(known.context.variables['params'])) == 0:
       continue
     if noise.groups is not None:
       groups = noise.groups(arguments)
@@ -474,6 +553,18 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
     words, settings = known.smooth('It weighs each entry by the noise expected on it', 'smoothness', prior)
     return known.changed('weighted', words, weigh, **settings)
   return None
+
+
+def _typical_energies(known: Known) -> tuple[float, float]:
+  """Returns the expected squared norms, in what is compared, of the noise and of a typical update."""
+  context = known.context
+  given = context.client, context.sample_shape, known.num_samples, context.variables
+  if known.rounds == 1 or not known.sums:
+    return known.energy, max(min(float(typical_squared_norm(*given)), known.norm_bound**2), 1e-30)
+  update = typical_update(*given)  # both grow with the rounds, the noise by less
+  clipped = min(1.0, known.norm_bound**2 / max(float(trees.squared_norm(update)), 1e-30))
+  summed = jax.tree.map(lambda u: np.sum(u, axis=0), known.several(update))
+  return known.energy, max(clipped * float(trees.squared_norm(summed)), 1e-30)
 
 
 # Entries seem dropped where this share more of them are zero than in an undefended update of random pixels.
@@ -593,10 +684,27 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
 
 def _combined(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
-  if not known.energy and not any(stage.traits.sparsifies for stage in known.defense.stages):
+  if not known.adds_noise and not any(stage.traits.sparsifies for stage in known.defense.stages):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _accumulated(defense: Defense, rounds: int, update: Tree, params: Tree) -> Tree:
+  """Returns what each round sends of the same update, every leaf [R, …]."""
+
+  def one(state: Any, key: jax.Array) -> tuple[Any, Tree]:
+    sent, state = defense.update(update, state, params, key=key)
+    return state, sent
+
+  return jax.lax.scan(one, defense.init(update), jax.random.split(jax.random.key(0), rounds))[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def typical_update(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
+  """Returns an undefended update of samples of random pixels and labels."""
+  return _typical(client, sample_shape, num_samples, variables)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

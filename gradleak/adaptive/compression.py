@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from gradleak import defenses
-from gradleak.adaptive.base import AdaptiveAttack, Case, View, adaptive_to
+from gradleak.adaptive.base import AdaptiveAttack, Case, View, adaptive_to, by_delay
 from gradleak.federated.client import Upload
 
 
@@ -21,17 +21,17 @@ def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
     return []
   factors = np.cumsum(np.cumsum(momentum ** np.arange(known.rounds)))
 
-  def gradient(sent: np.ndarray) -> np.ndarray:
-    """Returns the mean gradient of what was sent of a tensor [R, …]; 0 where nothing was."""
-    kept, total, weight = np.zeros(sent.shape[1:], int), np.zeros(sent.shape[1:]), np.zeros(sent.shape[1:])
-    for one in np.asarray(sent):
-      there = one != 0
-      total, weight = total + one, weight + there * factors[kept]
-      kept = np.where(there, 0, kept + 1)
-    return (total / np.where(weight > 0, weight, 1)).astype(sent.dtype)
+  def factor(sent: np.ndarray) -> np.ndarray:
+    """Returns by what a sum of what was sent of a tensor [R, …] is larger than the gradient; 1 where nothing was."""
+    found = by_delay(np.asarray(sent) != 0, factors)
+    return np.where(found > 0, found, 1)
+
+  def gradient(sent: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    return (sum(np.asarray(sent, np.float64)) / factor).astype(sent.dtype)
 
   def views(upload: Upload) -> list[View]:
-    return [known.view(upload, update=jax.tree.map(gradient, upload.update))]
+    divided = jax.tree.map(factor, upload.update)
+    return [known.view(upload, update=jax.tree.map(gradient, upload.update, divided), divided=divided)]
 
   words = 'It divides each entry that was sent by the factor that momentum and the rounds it was kept back gave it.'
   return [AdaptiveAttack('decoded', words, views, frozenset({'update'}), rounds=known.rounds)]

@@ -39,7 +39,7 @@ def _muted_slices(case: Case) -> AdaptiveAttack:
     numbers = np.concatenate([np.asarray(n).ravel() for n in jax.tree.leaves(slicing.slices)])
     entries = np.concatenate([np.abs(np.asarray(u)).ravel() for u in jax.tree.leaves(update)])
     median = np.array([np.median(entries[numbers == s]) if (numbers == s).any() else 0.0 for s in range(total)])
-    level = 0.6745 * max(settings['stddev'], 1e-12) / math.sqrt(known.rounds)
+    level = 0.6745 * max(settings['stddev'], 1e-12) / math.sqrt(known.quieter(case.stage, upload))
     unlike = np.abs(np.log(np.maximum(median, 1e-30) / level))
     by_likeness = np.argsort(unlike, kind='stable')
     choices = sorted(itertools.combinations(range(min(total, muted + 3)), muted), key=sum)
@@ -58,9 +58,10 @@ def _compensated(case: Case) -> AdaptiveAttack:
   """Applies the server's compensation to one client's upload (Wang et al. 2022, table III [E])."""
   settings, known = case.stage.settings, case.known
   noise = {name: settings[name] for name in ('stddev', 'ratio', 'num_slices')}
-  variance = noise_variance(np.full(known.rounds, 1 / known.rounds), **noise)  # of the mean over the rounds
 
   def views(upload: Upload) -> list[View]:
+    shares = np.full(known.rounds, 1 / math.sqrt(known.rounds * known.quieter(case.stage, upload)))
+    variance = noise_variance(shares, **noise)  # of the mean or the sum over the rounds
     cleaned = compensate(jax.tree.map(jnp.asarray, known.observed(upload)), variance)
     return [known.view(upload, update=jax.tree.map(np.asarray, cleaned))]
 

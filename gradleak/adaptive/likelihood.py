@@ -90,6 +90,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     context: the `Context`.
     num_samples: samples behind the upload.
   """
+  bound = bound.sent
   known = Known(bound, context, num_samples, 1, frozenset(EVIDENCE))
   stages = [stage for stage in known.stages if not is_idle(stage)]
   params = context.variables['params']
@@ -107,7 +108,8 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   chosen = [m for m in stages if m.traits.random and m.traits.noise is None and m.traits.sparsifies == 'mask']
   rest = [stage for stage in stages if stage not in noisy and stage not in chosen]
   variances = [known.noise_of(stage) for stage in noisy]
-  additive = len(noisy) <= 1 and not any(stages.index(m) > stages.index(noisy[0]) for m in rest if noisy)
+  first = stages.index(noisy[0]) if noisy else len(stages)
+  additive = len(noisy) <= 1 and not any(m in rest for m in stages[first + 1 :])
   if any(m.traits.random for m in rest) or not additive or any(_vanishes(v) for v in variances):
     return simulating(stages, 'draws', DRAWS)
   made = simulating([part for m in stages if m not in chosen for part in _noiseless(m)], 'exact')

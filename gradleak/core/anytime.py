@@ -46,7 +46,8 @@ def proportion_interval(
   def beyond(p: float) -> float:
     return log_evidence(share * trials, trials, p) - limit
 
-  low = optimize.brentq(beyond, 1e-300, share, xtol=1e-12) if successes else 0.0
+  least = 1e-300  # of few trials, part of a success is no evidence against any proportion
+  low = optimize.brentq(beyond, least, share, xtol=1e-12) if successes and beyond(least) > 0 else 0.0
   high = 1.0 if successes == n else 1 - optimize.brentq(lambda q: beyond(1 - q), 1e-300, 1 - share, xtol=1e-12)
   return share, float(low), float(high)
 

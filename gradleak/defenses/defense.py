@@ -325,6 +325,11 @@ class Defense(optax.GradientTransformationExtraArgs):
     """The versions of a user's own stages, joined by ', '; '' where none has one."""
     return ', '.join(stage.version for stage in self.stages if stage.version)
 
+  @property
+  def random(self) -> bool:
+    """Whether what a client sends is random; stages of the place 'round' act on it afterwards."""
+    return any(stage.traits.random for stage in self.at('data', 'step', 'upload'))
+
   def at(self, *places: str) -> tuple[Stage, ...]:
     """Returns the stages that act at these places, in their order."""
     return tuple(stage for stage in self.stages if stage.traits.place in places)
@@ -510,6 +515,13 @@ class Bound:
       upload=sequence(*made['upload']) if made['upload'] else client.upload,
       extra_gradients=self.gradients,
     )
+
+  @property
+  def sent(self) -> 'Bound':
+    """What acts before an upload is sent, and so all of it that a curious server meets: not the place 'round'."""
+    kept = [i for i, stage in enumerate(self.defense.stages) if stage.traits.place != 'round']
+    defense = Defense(tuple(self.defense.stages[i] for i in kept))
+    return dataclasses.replace(self, defense=defense, arguments=tuple(self.arguments[i] for i in kept))
 
   def client(self, client: Any) -> Any:
     """Returns the client under the defense with its own numbers."""

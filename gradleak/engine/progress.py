@@ -57,7 +57,7 @@ def computing(progress: Callable | None, name: str) -> Callable[[int, int, str],
     nonlocal heard
     now, before = time.monotonic(), heard
     heard = now
-    if unit not in since:  # the first part includes compilation
+    if unit not in since or done <= since[unit][1]:  # the first part includes compilation; or it starts again
       since[unit] = [now, done, now]
       if now - before >= WAIT:
         note(progress, f'{name}: {done} of {total} {unit}')

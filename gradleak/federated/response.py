@@ -30,11 +30,14 @@ def slopes(optimizer: optax.GradientTransformation, steps: int, params: Tree) ->
   return jax.tree.map(lambda d: d / d.dtype.type(_USUAL), delta)
 
 
-def noise_gains(optimizer: optax.GradientTransformation, steps: int, params: Tree) -> Tree | None:
+def noise_gains(
+  optimizer: optax.GradientTransformation, steps: int, params: Tree, noisy: Any = slice(None)
+) -> Tree | None:
   """Returns the variance of a delta's entries over that of noise drawn anew in each gradient: Tη² under plain SGD.
 
   Args:
     optimizer, steps, params: as `slopes` takes them.
+    noisy: which of the gradients bear noise, bool [T]; all by default.
 
   Returns:
     As `slopes`; None for an optimizer that is not linear in the gradients, as Adam and those that clip.
@@ -51,7 +54,7 @@ def noise_gains(optimizer: optax.GradientTransformation, steps: int, params: Tre
 
   if not all(jax.tree.leaves(jax.tree.map(linear, one, large, both, all_steps))):
     return None
-  return jax.tree.map(lambda d: np.sum(np.square(np.float64(d) / _USUAL), axis=0), one)
+  return jax.tree.map(lambda d: np.sum(np.square(np.float64(d) / _USUAL)[noisy], axis=0), one)
 
 
 def _close(a: np.ndarray, b: np.ndarray) -> bool:

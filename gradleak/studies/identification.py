@@ -442,7 +442,7 @@ class _Run:
     The noise of a control run is cut to the entries that its trial sent. Where the update decides which are sent, it is
     cut to as many of its own largest ones.
     """
-    random = self.random or any(stage.traits.random for stage in bound.defense.stages)
+    random = self.random or bound.defense.random
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
     group = Group(
       self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict

@@ -13,7 +13,8 @@ import pytest
 import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
-from gradleak.adaptive.base import AVERAGES, Known, typical_squared_norm
+from gradleak.adaptive import compression
+from gradleak.adaptive.base import AVERAGES, Case, Known, _typical_energies, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
@@ -113,6 +114,15 @@ def test_rounds_are_averaged_where_the_defense_is_random(context):
   assert {name: adaptive.rounds for name, adaptive in concealed.items()} == {
     'averaged': 4, 'decoys': 1, 'averaged+smooth': 4, 'averaged+class_average': 4,
   }  # fmt: skip
+
+
+@pytest.mark.parametrize('text', ['prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=0.1)'])
+@pytest.mark.parametrize('server', ['server_dp(norm=1,noise=1,clients=10)', 'compensation(stddev=0.1)'])
+def test_what_the_server_does_to_the_mean_changes_no_attack_on_an_upload(text, server, context):
+  alone, found = (adaptive_attacks(each, context, rounds=4) for each in (text, f'{server}+{text}'))
+  assert list(found) == list(alone)
+  for name, one in found.items():
+    assert one._replace(views=None) == alone[name]._replace(views=None)
 
 
 def test_images_that_a_generator_makes_do_not_start_from_auxiliary_data(context):
@@ -630,6 +640,10 @@ def test_what_compression_sends_late_is_divided_by_its_factor(context, gradient)
   [
     ({'share': 'delta', 'batch_size': 1}, 'dpsgd(norm=1,noise=1)'),
     ({'share': 'delta', 'epochs': 2, 'optimizer': optax.sgd(0.2, momentum=0.5)}, 'dpsgd(norm=1,noise=1)'),
+    (
+      {'share': 'delta', 'epochs': 2, 'batch_size': 3, 'optimizer': optax.sgd(0.2, momentum=0.9)},
+      'dpsgd(norm=1,noise=1)',  # whose last batch, of one sample, has nine times the variance
+    ),
     pytest.param({'cohort': 2}, 'dpsgd(norm=1,noise=1)', marks=pytest.mark.slow),
     ({'cohort': 2}, 'gaussian(stddev=0.1)'),
     ({'frozen': ('Dense_0',)}, 'gaussian(stddev=0.1)'),
@@ -649,6 +663,65 @@ def test_the_noise_expected_is_that_of_the_clients_training(changes, text, small
   adaptive = next(adaptive for adaptive in found if 'floor' in adaptive.name)
   (view,) = adaptive.views(jax.tree.map(lambda x: np.asarray(x)[None], sent[1]))
   assert 0.85 < energy / view.noise < 1.15
+
+
+@pytest.fixture(scope='module')
+def wide():
+  model = models.mlp(10, widths=(40,), init='default')
+  return Context(gl.Client(model, 10), model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    'gaussian(stddev=1e-3)',
+    'topk(ratio=0.1)+gaussian(stddev=1e-3)',
+    'fragmentation_random(ratio=0.4)+gaussian(stddev=1e-3)',
+    'dgc(ratio=0.1)+gaussian(stddev=1e-3)',
+    'dgc(ratio=0.1,clip=1)+gaussian(stddev=1e-3)',
+    'gaussian(stddev=1e-7)+dgc(ratio=0.3)',  # grows with what is kept back
+    'gaussian(stddev=1e-7)+dgc(ratio=0.3,momentum=0)+gaussian(stddev=1e-7)',
+  ],
+)
+def test_the_noise_expected_of_several_rounds_is_the_noise_that_comes(text, wide):
+  params, defended = wide.variables['params'], bound(text, wide)
+  stages = defended.defense.stages
+  quiet = defenses.Defense(tuple(m.changed(stddev=0.0) if 'stddev' in m.settings else m for m in stages))
+  update = trees.draws(lambda key, shape, dtype: 1e-3 * jax.random.normal(key, shape, dtype) ** 3, KEY, params)
+  every = jax.tree.map(lambda p: jnp.ones((), bool), params)
+
+  def send(defense, rounds):
+    """Returns what a client sends whose update is the same in all rounds."""
+    chain, sent = defenses.bind(defense, wide).client(wide.client).upload, []
+    state = chain.init(params)
+    for i in range(rounds):
+      new, state = chain.update(update, state, params, key=jax.random.key(i))
+      mask = (*(mask for _, mask in optax.tree.get_all_with_path(state, 'mask')), every)[0]
+      sent.append(gl.Upload(trees.masked(new, mask), mask, np.int32(1)))
+    return jax.tree.map(lambda *one: np.stack(one), *sent)
+
+  for rounds in (2, 6):
+    known = Known(defended, wide, 1, rounds, frozenset({'noise', 'weights'}))
+    without, upload = (send(each, rounds) for each in (quiet, defended.defense))
+    alike = entries(jax.tree.map(lambda a, b: np.all((a != 0) == (b != 0), axis=0), without.update, upload.update))
+    assert np.mean(alike) > 0.99
+    views = [(known.view(without), known.view(upload))]
+    for stage in stages if known.sums else ():
+      for one in compression.adaptive_attacks(Case(stage, (), known)) if stage.name == 'dgc' else ():
+        views.append(one.views(without) + one.views(upload))
+    for one, other in views:
+      energy = np.sum(np.square(entries(other.update) - entries(one.update))[alike])
+      assert 0.8 < energy / other.noise < 1.2
+    if known.sums:  # when what is sent depends on the update, which is not known yet
+      assert 0.5 < known.energy / views[0][1].noise < 2
+
+
+def test_a_sum_of_rounds_is_as_clear_as_their_mean(wide):
+  """Deep Gradient Compression that drops nothing sends the gradient of each round: only the scale differs."""
+  texts = 'gaussian(stddev=0.1)', 'gaussian(stddev=0.1)+dgc(ratio=1,clip=1e9)'
+  energies = [_typical_energies(Known(bound(text, wide), wide, 1, 4, frozenset())) for text in texts]
+  (noise, signal), (summed_noise, summed_signal) = energies
+  assert [summed_noise, summed_signal] == pytest.approx([16 * noise, 16 * signal], rel=0.01)
 
 
 @pytest.mark.parametrize('cohort', [1, 2, 4])

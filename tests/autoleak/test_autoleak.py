@@ -161,6 +161,8 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
     (gl.defenses.gaussian(stddev=30.0), True, True),
     (gl.defenses.laplace(scale=0.1), True, False),
     (gl.defenses.outpost(), True, False),
+    (gl.parse('prune(rate=0.5)+server_dp(noise=1,clients=10)'), False, False),
+    (gl.parse('gaussian(stddev=1)+server_dp(noise=1,clients=10)'), True, True),
   ],
   ids=str,
 )

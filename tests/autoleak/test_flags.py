@@ -67,7 +67,13 @@ def test_uploads_give_a_mask_away(scenario, defense, flag, words):
 
 @pytest.mark.parametrize(
   'defense',
-  [gl.defenses.gaussian(stddev=0.1), gl.defenses.prune(rate=0.9), gl.defenses.clip(norm=0.1), gl.defenses.outpost()],
+  [
+    gl.defenses.gaussian(stddev=0.1),
+    gl.defenses.prune(rate=0.9),
+    gl.defenses.clip(norm=0.1),
+    gl.defenses.outpost(),
+    gl.parse('clip(norm=0.1)+server_dp(noise=1,clients=10)'),  # what is random acts at the server
+  ],
   ids=str,
 )
 def test_honest_defenses_are_not_flagged(scenario, defense):

@@ -172,3 +172,13 @@ def test_what_is_computed_in_parts_says_how_far_it_is(monkeypatch):
   assert stream.getvalue().count('\n') == 1
   said(32, 32, 'measured uploads')  # a first part that took long
   assert stream.getvalue().endswith('lti: 32 of 32 measured uploads\n')
+
+
+def test_what_starts_again_in_smaller_parts_is_timed_anew(monkeypatch):
+  seconds, stream = iter([0, 0, 20, 50, 70]), io.StringIO()
+  monkeypatch.setattr(progress.time, 'monotonic', lambda: next(seconds))
+  said = progress.computing(progress.reporter('lines', stream), 'x')
+  for done in (16, 16, 8, 24):  # twice out of memory
+    said(done, 40, 'runs')
+  lines = ['x: 16 of 40 runs', 'x: 8 of 40 runs', 'x: 24 of 40 runs, 20 s left']
+  assert stream.getvalue().splitlines() == lines

@@ -393,7 +393,7 @@ class _Run:
     for label, defense in self.defenses.items():
       of = [row for row in rows if row['defense'] == label]
       own = [row for row in of if row['honest']]
-      random = defense is not None and any(stage.traits.random for stage in defense.stages)
+      random = defense is not None and defense.random
       averaged = any(row['rounds'] > 1 for row in own)
       broken = len({row['trial'] for row in own if row['verdict'] == 'exact'}) == self.num_trials
       said = flags.of_rows(own, controls, random and not broken, averaged)

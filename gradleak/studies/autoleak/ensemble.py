@@ -23,7 +23,7 @@ def anything(bound: Bound, context: Context, batch_size: int) -> str:
 def repeats(bound: Bound, context: Context, batch_size: int) -> str:
   """Returns why several uploads of the same samples tell no more than one; '' where they do."""
   del context, batch_size
-  return '' if any(one.traits.random for one in bound.defense.stages) else 'all uploads of the same samples are equal'
+  return '' if bound.defense.random else 'all uploads of the same samples are equal'
 
 
 def known_noise(bound: Bound, context: Context, batch_size: int) -> str:

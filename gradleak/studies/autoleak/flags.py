@@ -64,10 +64,9 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   if _alike(*added) and not _alike(*(_flat(before) for before in undefended)):
     found.append(f'{FROZEN}: two uploads bear the same noise, which whoever knows it subtracts')
   again = sent(defended, keys[1], batches[0])
-  random = any(stage.traits.random for stage in defense.stages)
   same = np.array_equal(_flat(again), _flat(uploads[0]))
   altered = (_flat(uploads[0]) != 0) & ~np.isclose(_flat(uploads[0]), _flat(undefended[0]), rtol=1e-4)
-  if random and same and altered.any():  # what only drops entries may choose them without chance
+  if defense.random and same and altered.any():  # what only drops entries may choose them without chance
     found.append(f'{FROZEN}: it is called random, but another key gives the same upload of the same samples')
   return found
 
