@@ -92,7 +92,7 @@ def lora(
         found.append(Layer(layer.name, tuple((*path, part) for path in matrices for part in 'ab')))
     return tuple(found)
 
-  made = wrapped(
+  return wrapped(
     model,
     f'{model.name}+lora(rank={rank},alpha={alpha:g}{f",only={only}" if only else ""})',
     init,
@@ -100,9 +100,7 @@ def lora(
     layers=None if model.layers is None else layers,
     layout=None if model.layout is None else _adapted_layout(model.layout, rank, chosen),
     citations=(*model.citations, CITATION),
-  )
-  return made._replace(
-    first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen)
+    first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen),
   )
 
 

@@ -124,17 +124,15 @@ def wrapped(
   name: str,
   init: Callable[[jax.Array, ImageShape], Tree],
   given: Callable[[Tree, jax.Array], tuple[Tree, jax.Array]],
-  *,
-  layers: Callable[[ImageShape], tuple[Layer, ...]] | None,
-  layout: Layout | None,
-  citations: tuple[str, ...] = (),
+  **changes: Any,
 ) -> Model:
-  """Returns a model whose pass, penalty and features are those of `model` on other variables and images.
+  """Returns a model whose pass, penalty and features are those of `model` on other variables and samples.
 
   Args:
     model: the model that is passed.
-    name, init, layers, layout, citations: of the result, see `Model`.
-    given: (variables of the result, samples) -> (variables of `model`, images that it is given).
+    name, init: of the result.
+    given: (variables of the result, samples) -> (variables of `model`, samples that it is given).
+    **changes: other fields of `Model` that the result has; what is not named is as in `model`.
   """
 
   def apply(
@@ -150,18 +148,31 @@ def wrapped(
   def features(variables: Tree, samples: jax.Array) -> jax.Array:
     return model.features(*given(variables, samples))  # type: ignore[misc]
 
-  return Model(
-    name,
-    init,
-    apply,
-    None if model.features is None else features,
-    layers,
-    None if model.penalised is None else penalised,
-    citations,
-    axes=model.axes,
-    layout=layout,
-    dtype=model.dtype,
+  return model._replace(
+    name=name,
+    init=init,
+    apply=apply,
+    features=None if model.features is None else features,
+    penalised=None if model.penalised is None else penalised,
+    **changes,
   )
+
+
+def check_unnormalised(model: Model, what: str, axes: int) -> None:
+  """Raises `UsageError` for a model that normalises its samples itself, or whose samples have other axes.
+
+  Args:
+    model: the model that is wrapped.
+    what: how messages call the wrapper.
+    axes: of one sample, 3 for images and 1 for rows.
+  """
+  if check_model(model).normalisation is not None:
+    raise errors.UsageError(f'{what} takes a network that does not normalise its samples, and {model.name!r} does')
+  if model.takes_ids or model.axes not in (None, axes):
+    raise errors.UsageError(
+      f'{what} takes a network of {"images" if axes == 3 else "rows"}, and {model.name!r} takes '
+      f'{"tokens" if model.takes_ids else f"samples of {model.axes} axes"}'
+    )
 
 
 def check_parameters(model: Model, variables: Tree) -> None:
