@@ -350,7 +350,7 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
       raise errors.UsageError(f'the module changes its buffer {name} in evaluation, which has no place here')
   reached = train.trained()  # PyTorch's optimizers pass over parameters without a gradient, weight decay included
   trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad and name in reached}
-  names = _first_names(module)
+  names, kernels = _first_names(module), evaluation.kernels() | train.kernels()
   entries = []
   for name, tensor in module.state_dict().items():
     if names[name] != name:
@@ -359,7 +359,8 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
     shape = tuple(tensor.shape)
     is_dense = name in dense and len(shape) == 2
     dtype = str(tensor.dtype).removeprefix('torch.')
-    entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, dense[name] if is_dense else ()))
+    image, inputs = dense[name] if is_dense else (), () if is_dense else kernels.get(name, ())
+    entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, image, inputs))
   tied = tuple((name, other) for name, other in names.items() if name != other)
   held = {entry.name: entry.image for entry in entries if entry.dense}
   return Layout(tuple(entries), sample, tied), [program.marked(held) for program in modes]
