@@ -118,6 +118,25 @@ def _marked(made: Tokeniser, text: np.ndarray, truth: np.ndarray | None) -> list
   return found
 
 
+def _misfit(made: Tokeniser, model: Model) -> str:
+  """Returns why a model is of another tokeniser; '' where it is not, or does not say.
+
+  A model may lack the tokens for padding and masks, which are added to those of a file.
+  """
+  known = made.size if model.vocabulary is None else model.vocabulary
+  if known > made.size or not made.special.issuperset(range(known, made.size)):
+    return (
+      f'{model.name!r} embeds {known} tokens, and the tokeniser has {made.size}: it is of another tokeniser, else give it '
+      f'vocabulary={made.size}'
+    )
+  if model.padding not in (None, made.pad):
+    return (
+      f'{model.name!r} takes the token {model.padding} for padding, and the texts are padded with {made.pad}: give it '
+      f'padding={made.pad}'
+    )
+  return ''
+
+
 def _longest(model: Model, variables: Any) -> list[tuple[int, ...]]:
   """Returns the shape of a text that has a token at every position that the model embeds; none where it names none."""
   return [] if model.first_block is None else [(len(model.first_block.parts(variables)[1]),)]
@@ -269,6 +288,7 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     nearness=functools.partial(_nearness, made),
     picture=functools.partial(_picture, made),
     neutral=functools.partial(_neutral, made),
+    misfit=functools.partial(_misfit, made),
     shapes=_longest,
     empty=lambda samples: (np.isin(samples, list(special)) | (samples < 0)).all(axis=1),
     marked=functools.partial(_marked, made),

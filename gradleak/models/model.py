@@ -49,6 +49,8 @@ class Model(NamedTuple):
     dtype: of its samples: 'float32', or 'int32' for token ids.
     first_block: what it does up to the dense layers of its first block, for a transformer of tokens.
     layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
+    vocabulary: how many tokens it embeds, for a network of tokens; None where that is not known.
+    padding: the id of padding, which counts for nothing; None for none, or where that is not known.
   """
 
   name: str
@@ -63,6 +65,8 @@ class Model(NamedTuple):
   layout: Layout | None = None
   dtype: str = 'float32'
   first_block: 'FirstBlock | None' = None
+  vocabulary: int | None = None
+  padding: int | None = None
 
   @property
   def takes_ids(self) -> bool:
