@@ -187,7 +187,7 @@ def test_a_network_may_lack_the_tokens_that_were_added():
   model = gl.models.gpt(2, 'default', vocabulary=3, padding=None, width=8, layers=1)
   given = {'key': jax.random.key(0), 'modality': gl.modalities.text.of_tokeniser(tokens)}
   gl.scenario(model, np.int32([[0, 1], [2, 1]]), [0, 1], **given)
-  with pytest.raises(gl.UsageError, match='have the token 3, and .* embeds 3'):
+  with pytest.raises(gl.UsageError, match=r'have the token 3, and .* embeds 3'):
     gl.scenario(model, np.int32([[0, 3], [2, 1]]), [0, 1], **given)
 
 

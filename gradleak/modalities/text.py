@@ -126,8 +126,8 @@ def _misfit(made: Tokeniser, model: Model) -> str:
   known = made.size if model.vocabulary is None else model.vocabulary
   if known > made.size or not made.special.issuperset(range(known, made.size)):
     return (
-      f'{model.name!r} embeds {known} tokens, and the tokeniser has {made.size}: it is of another tokeniser, else give it '
-      f'vocabulary={made.size}'
+      f'{model.name!r} embeds {known} tokens, and the tokeniser has {made.size}: it is of another tokeniser, else '
+      f'give it vocabulary={made.size}'
     )
   if model.padding not in (None, made.pad):
     return (

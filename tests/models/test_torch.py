@@ -377,6 +377,15 @@ def test_operations_have_the_values_and_the_gradients_of_pytorch(kind):
     assert relative(gradient, their_gradient) < 2e-5
 
 
+def test_magnitudes_have_the_slope_of_pytorch_at_zero():
+  module, x = networks.Flat(), torch.zeros(2, 1, 2, 2)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  slope = jax.grad(lambda given: jnp.sum(model.apply(variables, given, False, None)[0]))(jnp.zeros((2, 2, 2, 1)))
+  x.requires_grad_(True)
+  module(x).sum().backward()
+  np.testing.assert_array_equal(np.ravel(slope), x.grad.numpy().ravel())
+
+
 def test_variables_have_the_names_of_pytorch_and_files_are_read_by_them(tmp_path):
   module = seeded(networks.Cnn)
   x = images(2, 3, 8, 8)
