@@ -219,8 +219,8 @@ for _name, _function in {
   entrywise(_name, floats=True, number=1)(_function)  # type: ignore[arg-type]
 
 for _name, _function in {
-  'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': trees.magnitude, 'sign': jnp.sign, 'floor': jnp.floor, 'ceil': jnp.ceil,
-  'round': jnp.round, 'trunc': jnp.trunc, 'square': jnp.square, 'logical_not': jnp.logical_not,
+  'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': trees.magnitude, 'sign': jnp.sign, 'floor': jnp.floor,
+  'ceil': jnp.ceil, 'round': jnp.round, 'trunc': jnp.trunc, 'square': jnp.square, 'logical_not': jnp.logical_not,
   'bitwise_not': jnp.bitwise_not, 'clone': lambda x, **options: x, 'alias': lambda x: x,
   'contiguous': lambda x, **options: x, 'lift_fresh_copy': lambda x: x, 'detach': jax.lax.stop_gradient,
   'detach_copy': jax.lax.stop_gradient,

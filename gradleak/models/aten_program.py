@@ -289,6 +289,11 @@ class Program(NamedTuple):
     """Returns the last dense layer with a weight of its own."""
     return next((step for step in reversed(self.steps) if step.base == 'linear' and self._weight(step)), None)
 
+  def vocabulary(self) -> int | None:
+    """Returns how many rows a table has in which the input is looked up; None for no table, the least of several."""
+    tables = [step.arguments[0] for step in self.steps if step.base == 'embedding' and step.uses[1:] == [self.image]]
+    return min((self.shapes[table.place][0] for table in tables), default=None)
+
   def order(self) -> list[str]:
     """Returns the names of the variables in the order in which they are used."""
     names = [self.inputs[place] for step in self.steps for place in step.uses if place in self.inputs]

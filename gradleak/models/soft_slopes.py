@@ -7,7 +7,7 @@ stops at such jumps. With soft derivatives it passes them:
   * that of relu(z) is sigmoid(z / (τ·s)), where s is the root mean square of z;
   * a max pool passes softmax(z / (τ·s)) of each window.
 
-A variance that is kept from falling below zero by rounding, max(0, E x² − (E x)²), is no ReLU. Norms of Flax compute it.
+A variance that is kept from falling below zero by rounding, max(0, E x² − (E x)²), is no ReLU. Norms of Flax have one.
 
 Values stay exact. At a τ near zero the derivatives are those of the network. It is read from a trace, so it does not
 matter which library a network is written in.

@@ -43,7 +43,7 @@ _COUNTS = 2, 5, 131  # samples of several exports, where one does not do for any
 
 
 class _Network(NamedTuple):
-  """A module in both modes, its `state_dict`, and the normalisation in front of it."""
+  """A module in both modes, its `state_dict`, its samples, and the normalisation in front of it."""
 
   name: str
   train: Program
@@ -51,6 +51,7 @@ class _Network(NamedTuple):
   layout: Layout
   shape: ImageShape
   normalisation: Normalisation | None
+  dtype: str
 
 
 def from_torch(
@@ -104,7 +105,7 @@ def from_torch(
     raise unsupported(list(missing.values()))
   layout, modes = _laid_out(module, modes, shape)
   train, evaluation = modes
-  network = _Network(name, train, evaluation, layout, shape, normalisation)
+  network = _Network(name, train, evaluation, layout, shape, normalisation, str(given.dtype))
   values = {one: tensor.detach().numpy() for one, tensor in module.state_dict().items()}
   variables = jax.tree.map(_kept, layout.variables(values))
   model = _model(network, variables)
@@ -432,6 +433,8 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
     normalisation=network.normalisation,
     axes=len(network.shape),
     layout=network.layout,
+    dtype=network.dtype,
+    vocabulary=network.evaluation.vocabulary(),
   )
 
 
@@ -446,6 +449,11 @@ def _values(
   """Returns the value of each place of a program, and the program that is run."""
   key = None if key is None else errors.check_key('key', key)
   program = network.train if train or (key is not None and network.train.draws) else network.evaluation
+  if network.dtype == 'int32' and not jnp.issubdtype(samples.dtype, jnp.integer):
+    raise errors.UsageError(
+      f'the model {network.name!r} takes ids of tokens, and a search moves their probabilities or embeddings: take '
+      'gpt, bert or lstm, or write the network in JAX'
+    )
   if tuple(samples.shape[1:]) != network.shape:
     raise errors.UsageError(
       f'the model {network.name!r} takes samples of shape {network.shape}, got {samples.shape[1:]}'

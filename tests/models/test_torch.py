@@ -386,6 +386,23 @@ def test_magnitudes_have_the_slope_of_pytorch_at_zero():
   np.testing.assert_array_equal(np.ravel(slope), x.grad.numpy().ravel())
 
 
+def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
+  notes = gl.data.load('notes', 'test', limit=6)
+  size, length = notes.known['vocabulary'], notes.samples.shape[1]
+  given = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(notes.settings)}
+  tokens = torch.from_numpy(notes.samples[:2]).long()
+  model, variables = gl.models.from_torch(networks.Encoder(size, length), tokens, check=False)
+  assert model.takes_ids and (model.axes, model.vocabulary) == (1, size)
+  made = gl.scenario(model, notes.samples, notes.targets, variables=variables, **given)
+  update = made.client.local_update(None, made.variables, made.samples[:1], made.targets[:1]).update
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
+  with pytest.raises(gl.UsageError, match='takes ids of tokens, and a search moves their probabilities'):
+    model.apply(variables, jnp.zeros((1, length, size)), False, None)
+  other, variables = gl.models.from_torch(networks.Encoder(size + 5, length), tokens, check=False)
+  with pytest.raises(gl.UsageError, match=f'embeds {size + 5} tokens, and the tokeniser has {size}'):
+    gl.scenario(other, notes.samples, notes.targets, variables=variables, **given)
+
+
 def test_variables_have_the_names_of_pytorch_and_files_are_read_by_them(tmp_path):
   module = seeded(networks.Cnn)
   x = images(2, 3, 8, 8)
