@@ -202,3 +202,13 @@ def test_weights_of_a_file_are_judged_by_the_tokens_that_they_predict(tmp_path):
   done = programs.start('audit', *flags, '--defenses=instahide', f'--workdir={tmp_path}/new')
   assert done.status == 2 and 'instahide' in done.err  # it mixes images
   assert 'mine.npz: ' in done.err and '%, of 8 public texts' in done.err
+
+
+def test_copies_of_texts_differ_from_them_where_they_can():
+  copies, pad = gl.modalities.TEXT.copies, 256
+  np.testing.assert_array_equal(copies['shortened'](np.int32([[65]])), [[65]])
+  np.testing.assert_array_equal(
+    copies['shortened'](np.int32([[65, 66, 0], [7, pad, pad]])), [[65, 66, pad], [7, pad, pad]]
+  )
+  np.testing.assert_array_equal(copies['one token'](np.int32([[5, 0, 7], [5, 6, 7]])), [[5, 1, 7], [5, 0, 7]])
+  np.testing.assert_array_equal(copies['one token'](np.int32([[0]])), [[1]])

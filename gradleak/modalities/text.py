@@ -153,10 +153,11 @@ def _neutral(made: Tokeniser, shape: Sequence[int]) -> np.ndarray:
 
 
 def _replaced(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
-  """Returns texts whose middle token is another one, the same for all."""
-  found = samples.copy()
-  held = (samples != made.pad).sum(axis=1)
-  found[np.arange(len(found)), (held - 1) // 2] = _first(made)
+  """Returns texts whose middle token is another one, the first that stands for something, or the second."""
+  found, first = samples.copy(), _first(made)
+  second = next((token for token in range(first + 1, made.size) if token not in made.special), first)
+  places = np.arange(len(found)), ((samples != made.pad).sum(axis=1) - 1) // 2
+  found[places] = np.where(found[places] == first, second, first)
   return found
 
 
@@ -164,9 +165,8 @@ def _shortened(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
   """Returns texts without their last token, where they have two."""
   found = samples.copy()
   held = (samples != made.pad).sum(axis=1)
-  found[np.arange(len(found)), np.maximum(held - 1, 1)] = np.where(
-    held > 1, made.pad, found[np.arange(len(found)), np.minimum(1, found.shape[1] - 1)]
-  )
+  places = np.arange(len(found)), np.maximum(held - 1, 0)
+  found[places] = np.where(held > 1, made.pad, found[places])
   return found
 
 
