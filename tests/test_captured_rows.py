@@ -358,10 +358,8 @@ def test_samples_of_another_size_or_tokeniser_are_refused(rows, notes):
   with pytest.raises(gl.UsageError, match=r'the variables do not fit the model .* \(12,\)'):
     rows.attack(rows.of(1), sample_shape=(12,))
   own = gl.data.load('notes', 'test', limit=2, tokeniser='bytes', length=10)
-  with pytest.raises(gl.UsageError, match=r'next_token predicts one of 258 tokens at 10 places, .* another tokeniser'):
+  with pytest.raises(gl.UsageError, match='embeds 411 tokens, and the tokeniser has 258: it is of another'):
     notes.attack(notes.of(1), modality=of_config(own.settings))
   small = gl.models.gpt(5, vocabulary=60, padding=0, length=10, width=16, layers=1, heads=2, head='mean')
-  with pytest.raises(
-    gl.UsageError, match=r'the texts have the token \d+, and .* embeds 60: it is of another tokeniser'
-  ):
+  with pytest.raises(gl.UsageError, match='embeds 60 tokens, and the tokeniser has 258: it is of another'):
     gl.scenario(small, own.samples, own.targets, key=jax.random.key(0), modality=of_config(own.settings))

@@ -90,7 +90,7 @@ RANGES = {
     'limit': 'int? [1, inf)', 'image_size': 'int? [1, 4096]', 'largest_pixel': 'float? [1e-06, inf)',
     'length': 'int? [1, 65536]',
   },
-  'data.partition.classes': {'number': COUNT, 'low': NATURAL},
+  'data.partition.classes': {'number': COUNT, 'low': COUNT},
   'data.partition.dirichlet': {'alpha': 'float [0.001, inf)', 'least': COUNT},
   'data.partition.iid': {'samples': NATURAL},
   'defenses.clipping.clamp': {'limit': POSITIVE},

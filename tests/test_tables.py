@@ -710,3 +710,13 @@ def test_the_program_sweeps_rows_with_their_own_defaults(tmp_path, compilation_c
   assert 'cells right  cells exact' in done.out and 'mlp(widths=100-100)' in done.out and 'PSNR' not in done.out
   assert (tmp_path / 'new' / 'sweep.png').read_bytes().startswith(b'\x89PNG')
   assert jax.config.values['jax_compilation_cache_dir'] == compilation_cache  # programs here keep to that of the tests
+
+
+def test_a_gap_is_no_odd_value_of_a_column_with_levels():
+  stages = [None if i % 10 == 0 else i % 4 + 1 for i in range(60)]
+  data = gl.data.table({'age': np.linspace(30, 70, 60).tolist(), 'stage': stages}, [0, 1] * 30)
+  kind, rows = gl.modalities.of_config(data.settings), np.asarray(data.samples)
+  gap = rows[rows[:, -1] > 0.5]
+  assert len(gap) and kind.odd(rows) == '' and kind.odd(gap) == ''
+  between = np.where(rows[:, -1] > 0.5, 0, 0.37)
+  assert 'stage has' in kind.odd(rows + between[:, np.newaxis] * np.float32([0, 1, 0]))

@@ -160,6 +160,37 @@ def test_accuracy_of_tokens_is_counted_by_hand(scenario):
   assert loss == pytest.approx(-own[counted].mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize('make', [gl.models.gpt, gl.models.bert, gl.models.lstm])
+@pytest.mark.parametrize('wrapped', [False, True])
+def test_a_network_of_another_vocabulary_or_padding_is_refused(make, wrapped):
+  notes = gl.data.load('notes', 'test', limit=4)
+  modality, size = gl.modalities.of_config(notes.settings), notes.known['vocabulary']
+
+  def made(vocabulary, padding):
+    model = make(5, 'default', vocabulary=vocabulary, padding=padding, width=8, layers=1)
+    model = gl.models.lora.lora(model) if wrapped else model
+    return gl.scenario(model, notes.samples, notes.targets, key=jax.random.key(0), modality=modality)
+
+  assert made(size, 0).client.model.vocabulary == size
+  for vocabulary, padding, words in (
+    (258, 0, f'embeds 258 tokens, and the tokeniser has {size}: it is of another'),
+    (size + 9, 0, f'give it vocabulary={size}'),
+    (size, 256, 'takes the token 256 for padding, and the texts are padded with 0: give it padding=0'),
+  ):
+    with pytest.raises(gl.UsageError, match=words):
+      made(vocabulary, padding)
+
+
+def test_a_network_may_lack_the_tokens_that_were_added():
+  """Padding and masks, added behind those of a published model; texts that have them are refused."""
+  tokens = gl.data.tokenisers.Tokeniser('words', ('a', 'b', 'c', '[pad]', '[mask]'), 3, 4)
+  model = gl.models.gpt(2, 'default', vocabulary=3, padding=None, width=8, layers=1)
+  given = {'key': jax.random.key(0), 'modality': gl.modalities.text.of_tokeniser(tokens)}
+  gl.scenario(model, np.int32([[0, 1], [2, 1]]), [0, 1], **given)
+  with pytest.raises(gl.UsageError, match=r'have the token 3, and .* embeds 3'):
+    gl.scenario(model, np.int32([[0, 3], [2, 1]]), [0, 1], **given)
+
+
 def test_weights_of_a_file_are_judged_by_the_tokens_that_they_predict(tmp_path):
   notes = gl.data.load('notes', 'test', limit=2)
   spec = 'gpt(width=8,layers=1,heads=1)'
@@ -171,3 +202,13 @@ def test_weights_of_a_file_are_judged_by_the_tokens_that_they_predict(tmp_path):
   done = programs.start('audit', *flags, '--defenses=instahide', f'--workdir={tmp_path}/new')
   assert done.status == 2 and 'instahide' in done.err  # it mixes images
   assert 'mine.npz: ' in done.err and '%, of 8 public texts' in done.err
+
+
+def test_copies_of_texts_differ_from_them_where_they_can():
+  copies, pad = gl.modalities.TEXT.copies, 256
+  np.testing.assert_array_equal(copies['shortened'](np.int32([[65]])), [[65]])
+  np.testing.assert_array_equal(
+    copies['shortened'](np.int32([[65, 66, 0], [7, pad, pad]])), [[65, 66, pad], [7, pad, pad]]
+  )
+  np.testing.assert_array_equal(copies['one token'](np.int32([[5, 0, 7], [5, 6, 7]])), [[5, 1, 7], [5, 0, 7]])
+  np.testing.assert_array_equal(copies['one token'](np.int32([[0]])), [[1]])

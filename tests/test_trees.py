@@ -28,6 +28,19 @@ def test_products_and_norms_are_those_of_the_flattened_vectors():
   np.testing.assert_allclose(flat(trees.subtract(a, b)), x - y, rtol=1e-5)
 
 
+def test_the_magnitude_has_no_slope_at_zero():
+  """Forward, in reverse, of second order and in lanes; PyTorch's derivatives of |x|, x² |x| and |x|²."""
+  x = jnp.asarray([-2.0, 0.0, 3.0])
+  sign = np.sign(x)
+  np.testing.assert_array_equal(trees.magnitude(x), np.abs(x))
+  np.testing.assert_array_equal(trees.magnitude(jnp.asarray([-2, 0])), [2, 0])
+  for derivative in (jax.grad, jax.jacfwd, jax.jacrev):
+    np.testing.assert_array_equal(jax.jit(jax.vmap(derivative(trees.magnitude)))(x), sign)
+  second = jax.vmap(jax.grad(jax.grad(lambda y: y**2 * trees.magnitude(y))))(x)
+  np.testing.assert_array_equal(second, 6 * np.abs(x))
+  np.testing.assert_array_equal(jax.vmap(jax.jacfwd(jax.grad(lambda y: trees.magnitude(y) ** 2)))(x), 2 * sign**2)
+
+
 @pytest.mark.parametrize('count', [1, 99, 100, 150])
 def test_the_total_of_few_and_of_many_terms(count):
   terms = np.random.default_rng(count).standard_normal((count, 3)).astype(np.float32)

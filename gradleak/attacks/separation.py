@@ -141,8 +141,8 @@ def cocktail_party(
   def loss(unmixing: jax.Array) -> jax.Array:
     unit = unmixing / jnp.linalg.norm(unmixing, axis=1, keepdims=True)
     images = (unit @ observed[:, :-1]).reshape(sample_shape)
-    down, across = jnp.abs(jnp.diff(images, axis=1)), jnp.abs(jnp.diff(images, axis=2))
-    alike = jnp.sum(off_diagonal * jnp.expm1(temperature * jnp.abs(unit @ unit.T))) / pairs
+    down, across = trees.magnitude(jnp.diff(images, axis=1)), trees.magnitude(jnp.diff(images, axis=2))
+    alike = jnp.sum(off_diagonal * jnp.expm1(temperature * trees.magnitude(unit @ unit.T))) / pairs
     sources = unit @ whitened
     log_cosh = jnp.mean(jnp.logaddexp(sources, -sources), axis=1) - jnp.asarray(np.log(2), rows.dtype)
     gaussianity = jnp.mean((log_cosh - _GAUSSIAN) ** 2)

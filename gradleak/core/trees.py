@@ -55,6 +55,21 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
   return jnp.where(nothing, jnp.zeros_like(x), jnp.sqrt(jnp.where(nothing, jnp.ones_like(x), x)))
 
 
+@jax.custom_jvp
+def _magnitude(x: jax.Array) -> jax.Array:
+  return jnp.abs(x)
+
+
+@_magnitude.defjvp
+def _magnitude_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+  return jnp.abs(primals[0]), jnp.sign(primals[0]) * tangents[0]
+
+
+def magnitude(x: jax.Array) -> jax.Array:
+  """Returns |x|, whose derivative at 0 is 0, as in PyTorch; that of `jnp.abs` is 1 there."""
+  return _magnitude(x) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else jnp.abs(x)
+
+
 def norm(tree: Tree) -> jax.Array:
   """Returns ‖tree‖₂ over all leaves; differentiable at zero."""
   return safe_sqrt(squared_norm(tree))

@@ -56,7 +56,7 @@ def classes(
   num_clients: int,
   *,
   number: Count,
-  low: Annotated[int, Range(0)] = 0,
+  low: Count = 1,
   high: int = 0,
 ) -> list[np.ndarray]:
   """Returns samples of `number` classes for each client.
@@ -69,11 +69,12 @@ def classes(
   Args:
     key, labels, num_clients: as for `iid`.
     number: classes per client.
-    low, high: samples of each class per client; `high` 0 divides all evenly.
+    low, high: the least and the most samples of each class per client; `high` 0 divides all evenly.
   """
   known = np.unique(labels)
   errors.check_number('classes(number)', number, low=1, high=len(known), integer=True)
-  errors.check_number('classes(high)', high, low=low, integer=True)
+  if high or low > 1:
+    errors.check_number('classes(high)', high, low=low, integer=True)
   generator, held = generator_of(key), {int(label): [] for label in known}
   for client in range(num_clients):
     # Classes with the fewest holders first, equal ones in random order.
@@ -84,7 +85,7 @@ def classes(
   for label, holders in held.items():
     pool = generator.permutation(np.flatnonzero(labels == label))
     if high:
-      counts = generator.integers(max(1, low), high + 1, len(holders))
+      counts = generator.integers(low, high + 1, len(holders))
     else:
       counts = np.full(len(holders), len(pool) // max(1, len(holders)))
     wanted = f'the {len(holders)} clients that hold class {label}'
@@ -103,9 +104,10 @@ def dirichlet(
   alpha: Annotated[float, Range(1e-3, finite=True)],
   least: Count = 1,
 ) -> list[np.ndarray]:
-  """Returns each class divided among the clients in proportions drawn from Dirichlet(α) (Hsu, Qi and Brown 2019).
+  """Returns each class divided among the clients in proportions drawn from Dirichlet(α).
 
-  With small α, clients have few classes and very different numbers of samples.
+  So do Yurochkin et al. ("Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019). With small α,
+  clients have few classes and very different numbers of samples.
 
   Args:
     key, labels, num_clients: as for `iid`.

@@ -25,7 +25,7 @@ GAPS = frozenset(
 _KEYS = ('kind', 'levels')  # of what is given of a column
 _FEW = 12  # whole numbers with at most so many values are ordinal
 _MANY = 100  # levels beyond which a text is taken for a name or a number of its own
-_ON = 0.5
+FLAGGED = 0.5  # of the entry of a row that says that a number is missing
 _KEPT = 2**53  # whole numbers beyond it lose digits
 _LONG = re.compile(r'[+-]?\d{16,}')  # whole numbers that may be beyond it
 _LARGEST = float(np.finfo(np.float32).max)
@@ -502,13 +502,13 @@ def _cell(field: Field, block: np.ndarray) -> np.ndarray:
   elif field.step:
     found = (np.rint((found * field.std + field.mean) / field.step) * field.step - field.mean) / field.std
   if field.gaps:
-    found = np.where(block[:, 1] > _ON, np.inf, found)
+    found = np.where(block[:, 1] > FLAGGED, np.inf, found)
   return np.where(known, found, np.nan)
 
 
 def _reaching(field: Field, block: np.ndarray) -> Field:
   """Returns a column whose numbers may be those of a block [N, width]; others than continuous ones are as they are."""
-  held = np.isfinite(block).all(axis=1) & (block[:, -1] <= _ON if field.gaps else True)
+  held = np.isfinite(block).all(axis=1) & (block[:, -1] <= FLAGGED if field.gaps else True)
   if field.kind != CONTINUOUS or not held.any():
     return field
   values = block[held, 0] * field.std + field.mean

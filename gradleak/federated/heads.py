@@ -73,7 +73,7 @@ def check_head(model: Model, variables: Mapping, sample_shape: Sequence[int]) ->
   if _CURVES.isdisjoint(names[max(products, default=0) :]):
     return
   run, samples = jax.jit(logits), jax.random.uniform(jax.random.key(0), sample.shape)
-  samples = (samples * _TOKENS if model.takes_ids else samples).astype(sample.dtype)
+  samples = (samples * min(_TOKENS, model.vocabulary or _TOKENS) if model.takes_ids else samples).astype(sample.dtype)
   found = np.asarray(run(variables, samples), np.float64)
   advice = 'return the logits, or give gradleak.Client a loss of your own on probabilities, gradleak.losses.wrap'
   if (found >= 0).all() and (np.abs(found.sum(axis=-1) - 1) < _CLOSE).all():

@@ -239,13 +239,14 @@ def _checked_samples(kind: Modality, samples: Any) -> np.ndarray:
 def _check_head(client: Client, variables: Mapping, samples: np.ndarray, outputs: tuple[int, ...]) -> None:
   """Raises `UsageError` for outputs that do not suit the loss, and for tokens that the model does not know."""
   model, kind = client.model, client.modality
-  if kind.integral and model.first_block is not None:
-    known = len(model.first_block.parts(variables)[0])
-    if samples.max() >= known:
-      raise errors.UsageError(
-        f'the {kind.noun[1]} have the token {samples.max()}, and {model.name!r} embeds {known}: it is of another '
-        'tokeniser'
-      )
+  misfit = kind.misfit(model)
+  if misfit:
+    raise errors.UsageError(misfit)
+  if model.vocabulary is not None and samples.max() >= model.vocabulary:
+    raise errors.UsageError(
+      f'the {kind.noun[1]} have the token {samples.max()}, and {model.name!r} embeds {model.vocabulary}: it is of '
+      'another tokeniser'
+    )
   if client.loss.own:
     made = jax.eval_shape(lambda tokens: client.loss.of_samples(tokens, kind)[1], samples[:1]).shape[1:]
     if made != outputs:

@@ -139,6 +139,7 @@ class Modality:
     empty: samples -> which of them are no answer, as closed forms return where they find nothing, bool [K].
     odd: samples -> what of them no sample may have, in words; '' where all may be samples.
     stored: (an array of a file, shape of one sample) -> samples as they are kept: images also with channels first.
+    misfit: model -> why it takes other samples than these, in words; '' where it may take them.
     shapes: (model, its variables) -> shapes of samples that are tried where none is given.
     alike: (samples [K, …], others [M, …]) -> how alike each is to each, float [K, M], at most 1; None for `nearness`.
     sensitive: what `Piece.of` names that is worse to lose than the others.
@@ -191,6 +192,7 @@ class Modality:
   empty: Callable[[np.ndarray], np.ndarray] = lambda samples: np.all(samples == 0, axis=tuple(range(1, samples.ndim)))
   odd: Callable[[np.ndarray], str] = lambda samples: ''
   stored: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda samples, shape: samples
+  misfit: Callable[[Any], str] = lambda model: ''
   shapes: Callable[[Any, Any], Sequence[tuple[int, ...]]] = lambda model, variables: ()
   alike: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
   sensitive: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ import numpy as np
 from gradleak.core import errors
 from gradleak.core.reuse import reusable
 from gradleak.data import check_labels
-from gradleak.data.tables import ORDINAL, Schema, from_json
+from gradleak.data.tables import FLAGGED, ORDINAL, Schema, from_json
 from gradleak.metrics.identification import MOST, PERCENTILE, different, firsts
 from gradleak.metrics.labels import of_matched
 from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
@@ -472,14 +472,15 @@ def odd(schema: Schema, rows: np.ndarray) -> str:
       found.append(f'{field.name} has {flags[tuple(wrong[0])]:.3g} where 0 or 1 stands')
       continue
     wide = schema.covering(rows).fields[schema.fields.index(field)]
-    values = block[:, 0] * field.std + field.mean
+    held = block[:, -1] <= FLAGGED if field.gaps else np.ones(len(block), bool)
+    values = block[held, 0] * field.std + field.mean
     if (wide.low, wide.high) != (field.low, field.high):
       far = values[np.argmax(np.maximum(field.low - values, values - field.high))]
       found.append(f'{field.name} has {far:.4g} where {field.low:.4g} to {field.high:.4g} are known')
     elif wide.step != field.step:
       apart = np.abs(values - np.rint(values))
       found.append(f'{field.name} has {values[np.argmax(apart)]:.4g} where whole numbers are known')
-    elif field.kind == ORDINAL:
+    elif field.kind == ORDINAL and values.size:
       apart = np.abs(values[:, np.newaxis] - field.values[np.newaxis]).min(axis=1) / field.std
       if apart.max() > _SOFT:
         found.append(f'{field.name} has {values[np.argmax(apart)]:.4g} between its levels')

@@ -118,6 +118,25 @@ def _marked(made: Tokeniser, text: np.ndarray, truth: np.ndarray | None) -> list
   return found
 
 
+def _misfit(made: Tokeniser, model: Model) -> str:
+  """Returns why a model is of another tokeniser; '' where it is not, or does not say.
+
+  A model may lack the tokens for padding and masks, which are added to those of a file.
+  """
+  known = made.size if model.vocabulary is None else model.vocabulary
+  if known > made.size or not made.special.issuperset(range(known, made.size)):
+    return (
+      f'{model.name!r} embeds {known} tokens, and the tokeniser has {made.size}: it is of another tokeniser, else '
+      f'give it vocabulary={made.size}'
+    )
+  if model.padding not in (None, made.pad):
+    return (
+      f'{model.name!r} takes the token {model.padding} for padding, and the texts are padded with {made.pad}: give it '
+      f'padding={made.pad}'
+    )
+  return ''
+
+
 def _longest(model: Model, variables: Any) -> list[tuple[int, ...]]:
   """Returns the shape of a text that has a token at every position that the model embeds; none where it names none."""
   return [] if model.first_block is None else [(len(model.first_block.parts(variables)[1]),)]
@@ -134,10 +153,11 @@ def _neutral(made: Tokeniser, shape: Sequence[int]) -> np.ndarray:
 
 
 def _replaced(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
-  """Returns texts whose middle token is another one, the same for all."""
-  found = samples.copy()
-  held = (samples != made.pad).sum(axis=1)
-  found[np.arange(len(found)), (held - 1) // 2] = _first(made)
+  """Returns texts whose middle token is another one, the first that stands for something, or the second."""
+  found, first = samples.copy(), _first(made)
+  second = next((token for token in range(first + 1, made.size) if token not in made.special), first)
+  places = np.arange(len(found)), ((samples != made.pad).sum(axis=1) - 1) // 2
+  found[places] = np.where(found[places] == first, second, first)
   return found
 
 
@@ -145,9 +165,8 @@ def _shortened(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
   """Returns texts without their last token, where they have two."""
   found = samples.copy()
   held = (samples != made.pad).sum(axis=1)
-  found[np.arange(len(found)), np.maximum(held - 1, 1)] = np.where(
-    held > 1, made.pad, found[np.arange(len(found)), np.minimum(1, found.shape[1] - 1)]
-  )
+  places = np.arange(len(found)), np.maximum(held - 1, 0)
+  found[places] = np.where(held > 1, made.pad, found[places])
   return found
 
 
@@ -269,6 +288,7 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     nearness=functools.partial(_nearness, made),
     picture=functools.partial(_picture, made),
     neutral=functools.partial(_neutral, made),
+    misfit=functools.partial(_misfit, made),
     shapes=_longest,
     empty=lambda samples: (np.isin(samples, list(special)) | (samples < 0)).all(axis=1),
     marked=functools.partial(_marked, made),

@@ -219,8 +219,8 @@ for _name, _function in {
   entrywise(_name, floats=True, number=1)(_function)  # type: ignore[arg-type]
 
 for _name, _function in {
-  'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': jnp.abs, 'sign': jnp.sign, 'floor': jnp.floor, 'ceil': jnp.ceil,
-  'round': jnp.round, 'trunc': jnp.trunc, 'square': jnp.square, 'logical_not': jnp.logical_not,
+  'relu': jax.nn.relu, 'neg': jnp.negative, 'abs': trees.magnitude, 'sign': jnp.sign, 'floor': jnp.floor,
+  'ceil': jnp.ceil, 'round': jnp.round, 'trunc': jnp.trunc, 'square': jnp.square, 'logical_not': jnp.logical_not,
   'bitwise_not': jnp.bitwise_not, 'clone': lambda x, **options: x, 'alias': lambda x: x,
   'contiguous': lambda x, **options: x, 'lift_fresh_copy': lambda x: x, 'detach': jax.lax.stop_gradient,
   'detach_copy': jax.lax.stop_gradient,
@@ -430,7 +430,7 @@ def _vector_norm(
   if order == 2:
     return trees.safe_sqrt(jnp.sum(jnp.square(x), over, keepdims=keepdim))
   if order == 1:
-    return jnp.sum(jnp.abs(x), over, keepdims=keepdim)
+    return jnp.sum(trees.magnitude(x), over, keepdims=keepdim)
   raise Unsupported(f'a norm of order {order}')
 
 

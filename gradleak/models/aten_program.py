@@ -221,6 +221,17 @@ class Program(NamedTuple):
         return {name: image for name, image in found.items() if image is not None}
       apart |= more
 
+  def kernels(self) -> dict[str, tuple[int, ...]]:
+    """Returns {name: the axes that are summed over} of the kernels of convolutions and recurrent layers."""
+    found = {}
+    for step in self.steps:
+      recurrent = step.name.endswith('.input')
+      for place in _places(step.arguments[2] if recurrent else step.arguments[1:2]):
+        if place in self.inputs and (recurrent or step.base == 'convolution'):
+          sides = len(self.shapes[place])
+          found[self.inputs[place]] = (0,) if not recurrent and step.arguments[6] else tuple(range(1, sides))
+    return found
+
   def _flattened(self, step: Step, apart: set[int]) -> tuple[int, ...]:
     """Returns the shape (C, …) of the map that a dense layer takes flattened, () where it takes none."""
     view = self._view_behind(step.arguments[0].place)
@@ -277,6 +288,11 @@ class Program(NamedTuple):
   def last_dense(self) -> Step | None:
     """Returns the last dense layer with a weight of its own."""
     return next((step for step in reversed(self.steps) if step.base == 'linear' and self._weight(step)), None)
+
+  def vocabulary(self) -> int | None:
+    """Returns how many rows a table has in which the input is looked up; None for no table, the least of several."""
+    tables = [step.arguments[0] for step in self.steps if step.base == 'embedding' and step.uses[1:] == [self.image]]
+    return min((self.shapes[table.place][0] for table in tables), default=None)
 
   def order(self) -> list[str]:
     """Returns the names of the variables in the order in which they are used."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradleak.core import trees
@@ -80,13 +79,14 @@ def orders(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[t
     variables: its variables, or their shapes.
     sample_shape: (H, W, C).
   """
-  image = jax.ShapeDtypeStruct((1, *sample_shape), jnp.float32)
+  image = model.samples(1, sample_shape, wide=False)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(variables))
   with repeated.apart(), convolution.plain():
     closed = jax.make_jaxpr(lambda variables, image: model.apply(variables, image, False, None)[0])(shapes, image)
   walk = _Walk()
-  given = [_parameter(path, leaf) for path, leaf in jax.tree.leaves_with_path(shapes)]
-  walk.run(closed.jaxpr, [None] * len(closed.jaxpr.constvars), [*given, walk.fresh(image.shape, 3)])
+  given: list[Any] = [_parameter(path, leaf) for path, leaf in jax.tree.leaves_with_path(shapes)]
+  given.append(walk.fresh(image.shape, 3 if len(sample_shape) == 3 else None))
+  walk.run(closed.jaxpr, [None] * len(closed.jaxpr.constvars), given)
   return walk.found
 
 
@@ -136,9 +136,15 @@ class _Walk:
       return [self._product(values, options['dimension_numbers'], shapes[0])]
     first = values[0]
     if isinstance(first, _Parameter):
-      return [_moved(first, name, options, shape) for shape in shapes]
+      given = tuple(equation.invars[0].aval.shape)
+      return [_moved(first, name, options, given, shape) for shape in shapes]
     if name in ('conv_general_dilated', 'convolve'):
-      channel = options['dimension_numbers'].out_spec[1] if name == 'conv_general_dilated' else 3
+      native = name == 'conv_general_dilated'
+      channel = options['dimension_numbers'].out_spec[1] if native else 3
+      if isinstance(values[1], _Parameter):  # a kernel that is held as a matrix
+        held = values[1].axes[options['dimension_numbers'].rhs_spec[0] if native else 0]
+        if held is not None:
+          self._put(values[1].path, Order(1 - held))
       return [self.fresh(shapes[0], channel, self._reshaped(first))]
     if name == 'concatenate':
       return [self._joined(values, equation.invars, options['dimension'], shapes[0])]
@@ -361,7 +367,9 @@ def _first(value: Any) -> Any:
   return _labels(value)[0] if _is_array(value) else None
 
 
-def _moved(one: _Parameter, name: str, options: dict[str, Any], shape: tuple[int, ...]) -> _Parameter | None:
+def _moved(
+  one: _Parameter, name: str, options: dict[str, Any], given: tuple[int, ...], shape: tuple[int, ...]
+) -> _Parameter | None:
   """Returns a parameter after an operation that only moves its axes; None after any other."""
   axes: list[int | None] = [None] * len(shape)
   if name == 'transpose':
@@ -372,6 +380,8 @@ def _moved(one: _Parameter, name: str, options: dict[str, Any], shape: tuple[int
   elif name in ('reshape', 'squeeze', 'expand_dims'):
     left = [axis for axis in one.axes if axis is not None]
     wide = [place for place, length in enumerate(shape) if length > 1]
+    if len(left) > 1 and given[:1] == shape[:1]:  # the other axes of a kernel are taken apart
+      return _Parameter(one.path, (one.axes[0], *axes[1:]))
     if len(wide) != len(left) or len(left) > 1:
       return None
     for place, axis in zip(wide, left, strict=True):

@@ -13,6 +13,7 @@ from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.settings import Range, ranged
 from gradleak.core.trees import Layer, Tree
+from gradleak.models import flattening
 from gradleak.models.model import FirstBlock, ImageShape, Model, wrapped
 from gradleak.models.state_dict import Entry, Layout
 
@@ -35,7 +36,8 @@ def lora(
 
   A is drawn from N(0, 1/rows) and B is zero, so that the network starts as `model`. Everything else, biases and norms
   too, stands in the collection 'base' of the variables and is neither trained nor shared. The running statistics of
-  BatchNorm stay in theirs, and are. A kernel with more than two axes is the matrix with the last axis as columns.
+  BatchNorm stay in theirs, and are. The rows of W are the inputs of a layer. Those of a convolution are all entries of
+  its window, and its features are the columns, as in PEFT.
 
   Formula:
     W' = W + \frac{\text{alpha}}{\text{rank}} A B, \quad A_{ij} \sim \mathcal{N}(0, 1 / \text{rows}), \quad B = 0
@@ -51,34 +53,35 @@ def lora(
   """
   scale = alpha / rank
   chosen = tuple(name for name in only.split('-') if name)
-  adapted = functools.partial(_is_adapted, chosen)
+  adapted, inputs = functools.partial(_is_adapted, chosen), _inputs(model)
 
   def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
     given = model.init(jax.random.fold_in(key, 0), sample_shape)
-    adapters: dict = {}
+    adapters, summed = {}, inputs(tuple(sample_shape))
     leaves, _ = jax.tree_util.tree_flatten_with_path(given['params'])
     known = {name for path, _ in leaves for name in trees.path_names(path)[:-1]}
     for name in chosen:
       if name not in known:
         raise errors.unknown('module to adapt', name, known)
     for i, (path, leaf) in enumerate(leaves):
-      if adapted(trees.path_names(path), leaf):
-        rows, columns = math.prod(leaf.shape[:-1]), leaf.shape[-1]
-        size = min(rank, rows, columns)
-        a = jax.random.normal(jax.random.fold_in(key, i + 1), (rows, size), leaf.dtype) / math.sqrt(rows)
-        _put(adapters, trees.path_names(path), {'a': a, 'b': jnp.zeros((size, columns), leaf.dtype)})
+      place = trees.path_names(path)
+      if adapted(place, leaf):
+        _put(adapters, place, _drawn(jax.random.fold_in(key, i + 1), leaf, summed.get(place), rank))
     if not adapters:
       raise errors.UsageError(f'the model {model.name!r} has no matrix of weights to adapt')
     return {**given, 'params': adapters, _BASE: given['params']}
 
-  def merged(variables: Mapping) -> Tree:
-    """Returns the variables of `model`."""
+  def merged(variables: Mapping, sample_shape: ImageShape = ()) -> Tree:
+    """Returns the variables of `model`; the shape of a sample is needed for all but tokens."""
+    summed = inputs(sample_shape)
 
     def add(path: tuple, leaf: jax.Array) -> jax.Array:
-      if not adapted(trees.path_names(path), leaf):
+      name = trees.path_names(path)
+      if not adapted(name, leaf):
         return leaf
-      adapter = trees.get(variables['params'], trees.path_names(path))
-      return leaf + (jnp.asarray(scale, leaf.dtype) * (adapter['a'] @ adapter['b'])).reshape(leaf.shape)
+      adapter = trees.get(variables['params'], name)
+      change = jnp.asarray(scale, leaf.dtype) * (adapter['a'] @ adapter['b'])
+      return leaf + _unfolded(change, leaf.shape, summed.get(name))
 
     kept = {name: value for name, value in variables.items() if name != _BASE}
     return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[_BASE])}
@@ -92,17 +95,15 @@ def lora(
         found.append(Layer(layer.name, tuple((*path, part) for path in matrices for part in 'ab')))
     return tuple(found)
 
-  made = wrapped(
+  return wrapped(
     model,
     f'{model.name}+lora(rank={rank},alpha={alpha:g}{f",only={only}" if only else ""})',
     init,
-    lambda variables, images: (merged(variables), images),
+    lambda variables, images: (merged(variables, images.shape[1:]), images),
     layers=None if model.layers is None else layers,
     layout=None if model.layout is None else _adapted_layout(model.layout, rank, chosen),
     citations=(*model.citations, CITATION),
-  )
-  return made._replace(
-    first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen)
+    first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen),
   )
 
 
@@ -111,11 +112,52 @@ def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bo
   return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
 
 
+def _inputs(model: Model) -> Callable[[ImageShape], dict[tuple[str, ...], tuple[int, ...]]]:
+  """Returns a function: shape of a sample -> the axes of each matrix that are summed over, where they are others.
+
+  All axes but the last are those of inputs in a kernel of Flax. PyTorch's layout names others. Matrices of all other
+  networks are followed through a trace, but for networks of tokens: their tables are no kernels.
+  """
+  if model.layout is not None:
+    named = {entry.path[1:]: entry.inputs for entry in model.layout.entries if entry.inputs}
+    return lambda sample_shape: named
+
+  @functools.lru_cache(maxsize=64)
+  def traced(sample_shape: ImageShape) -> dict[tuple[str, ...], tuple[int, ...]]:
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), sample_shape))
+    return {path: (1,) for path, order in flattening.orders(model, shapes, sample_shape).items() if order.axis == 1}
+
+  return (lambda sample_shape: {}) if model.takes_ids else traced
+
+
+def _sides(shape: tuple[int, ...], inputs: tuple[int, ...] | None, rank: int) -> tuple[int, int, int]:
+  """Returns the rows and columns of a kernel, and those of A and B that both have."""
+  inputs = tuple(range(len(shape) - 1)) if inputs is None else inputs
+  rows = math.prod(shape[axis] for axis in inputs)
+  columns = math.prod(shape) // rows
+  return rows, columns, min(rank, rows, columns)
+
+
+def _drawn(key: jax.Array, kernel: jax.Array, inputs: tuple[int, ...] | None, rank: int) -> dict[str, jax.Array]:
+  """Returns the first adapter of a kernel."""
+  rows, columns, size = _sides(kernel.shape, inputs, rank)
+  a = jax.random.normal(key, (rows, size), kernel.dtype) / math.sqrt(rows)
+  return {'a': a, 'b': jnp.zeros((size, columns), kernel.dtype)}
+
+
+def _unfolded(matrix: jax.Array, shape: tuple[int, ...], inputs: tuple[int, ...] | None) -> jax.Array:
+  """Returns a matrix [inputs, outputs] in the shape of its kernel."""
+  if inputs is None:
+    return matrix.reshape(shape)
+  order = (*inputs, *(axis for axis in range(len(shape)) if axis not in inputs))
+  return matrix.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
 def _adapted_layout(layout: Layout, rank: int, chosen: tuple[str, ...]) -> Layout:
   """Returns the layout with the adapters under their names in PEFT, before the weights that stay as they are.
 
-  A of a dense layer 'fc' is 'fc.lora_A.weight' [r, in], and B is 'fc.lora_B.weight' [out, r]. Other matrices have no
-  such adapters there; theirs stand as they are here.
+  A of a dense layer 'fc' is 'fc.lora_A.weight' [r, in], and B is 'fc.lora_B.weight' [out, r]. Those of a convolution
+  are [r, in, …] and [out, r, 1, …]. Other matrices have no such adapters there; theirs stand as they are here.
   """
   adapters, others = [], []
   for entry in layout.entries:
@@ -126,13 +168,18 @@ def _adapted_layout(layout: Layout, rank: int, chosen: tuple[str, ...]) -> Layou
     others.append(entry._replace(path=(_BASE, *path)))
     if not _is_adapted(chosen, tuple(path), np.empty(entry.our_shape, np.int8)):
       continue
-    rows, columns = math.prod(entry.our_shape[:-1]), entry.our_shape[-1]
-    size, module = min(rank, rows, columns), entry.name.removesuffix('.weight')
-    for part, shape in (('a', (rows, size)), ('b', (size, columns))):
-      place, theirs = ('params', *path, part), shape[::-1] if entry.dense else shape
+    rows, columns, size = _sides(entry.our_shape, entry.inputs or None, rank)
+    module, sides = entry.name.removesuffix('.weight'), entry.shape[2:]
+    convolution = bool(sides) and entry.inputs == tuple(range(1, len(entry.shape)))
+    shapes: dict[str, tuple[int, ...]] = {'a': (rows, size), 'b': (size, columns)}
+    if convolution:
+      shapes = {'a': (size, *entry.shape[1:]), 'b': (columns, size, *[1] * len(sides))}
+    elif entry.dense:
+      shapes = {'a': (size, rows), 'b': (columns, size)}
+    for part, shape in shapes.items():
       image = entry.image if part == 'a' else ()
-      name = f'{module}.lora_{part.upper()}.weight'
-      adapters.append(Entry(name, place, theirs, entry.dtype, entry.dense, image))
+      name, place = f'{module}.lora_{part.upper()}.weight', ('params', *path, part)
+      adapters.append(Entry(name, place, shape, entry.dtype, entry.dense or convolution, image))
   return layout._replace(entries=(*adapters, *others))
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,8 @@ class Model(NamedTuple):
     dtype: of its samples: 'float32', or 'int32' for token ids.
     first_block: what it does up to the dense layers of its first block, for a transformer of tokens.
     layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
+    vocabulary: how many tokens it embeds, for a network of tokens; None where that is not known.
+    padding: the id of padding, which counts for nothing; None for none, or where that is not known.
   """
 
   name: str
@@ -63,6 +66,8 @@ class Model(NamedTuple):
   layout: Layout | None = None
   dtype: str = 'float32'
   first_block: 'FirstBlock | None' = None
+  vocabulary: int | None = None
+  padding: int | None = None
 
   @property
   def takes_ids(self) -> bool:
@@ -124,17 +129,15 @@ def wrapped(
   name: str,
   init: Callable[[jax.Array, ImageShape], Tree],
   given: Callable[[Tree, jax.Array], tuple[Tree, jax.Array]],
-  *,
-  layers: Callable[[ImageShape], tuple[Layer, ...]] | None,
-  layout: Layout | None,
-  citations: tuple[str, ...] = (),
+  **changes: Any,
 ) -> Model:
-  """Returns a model whose pass, penalty and features are those of `model` on other variables and images.
+  """Returns a model whose pass, penalty and features are those of `model` on other variables and samples.
 
   Args:
     model: the model that is passed.
-    name, init, layers, layout, citations: of the result, see `Model`.
-    given: (variables of the result, samples) -> (variables of `model`, images that it is given).
+    name, init: of the result.
+    given: (variables of the result, samples) -> (variables of `model`, samples that it is given).
+    **changes: other fields of `Model` that the result has; what is not named is as in `model`.
   """
 
   def apply(
@@ -150,18 +153,31 @@ def wrapped(
   def features(variables: Tree, samples: jax.Array) -> jax.Array:
     return model.features(*given(variables, samples))  # type: ignore[misc]
 
-  return Model(
-    name,
-    init,
-    apply,
-    None if model.features is None else features,
-    layers,
-    None if model.penalised is None else penalised,
-    citations,
-    axes=model.axes,
-    layout=layout,
-    dtype=model.dtype,
+  return model._replace(
+    name=name,
+    init=init,
+    apply=apply,
+    features=None if model.features is None else features,
+    penalised=None if model.penalised is None else penalised,
+    **changes,
   )
+
+
+def check_unnormalised(model: Model, what: str, axes: int) -> None:
+  """Raises `UsageError` for a model that normalises its samples itself, or whose samples have other axes.
+
+  Args:
+    model: the model that is wrapped.
+    what: how messages call the wrapper.
+    axes: of one sample, 3 for images and 1 for rows.
+  """
+  if check_model(model).normalisation is not None:
+    raise errors.UsageError(f'{what} takes a network that does not normalise its samples, and {model.name!r} does')
+  if model.takes_ids or model.axes not in (None, axes):
+    raise errors.UsageError(
+      f'{what} takes a network of {"images" if axes == 3 else "rows"}, and {model.name!r} takes '
+      f'{"tokens" if model.takes_ids else f"samples of {model.axes} axes"}'
+    )
 
 
 def check_parameters(model: Model, variables: Tree) -> None:
@@ -461,7 +477,7 @@ def from_flax(
       that is named `train`, `training`, `is_training`, `deterministic` or `use_running_average` follows `train` of
       `Model.apply`, the last two as its opposite.
     name: how results call it; the class name by default.
-    mean, std: optional per-channel normalisation of the images in [0, 1], sequences of C floats.
+    mean, std: optional normalisation of the images in [0, 1] by channel, sequences of C floats; of rows, by entry.
     axes: how many axes one sample has, 3 for images; None for any.
     dtype: of the samples: 'float32', or 'int32' for token ids.
 
@@ -471,17 +487,14 @@ def from_flax(
 
   Raises:
     UsageError: if it is not an instance of a Linen module, if its call requires another argument, or if only one of
-      `mean` and `std` is given.
+      `mean` and `std` is given, or other numbers than one for each channel.
   """
   _check_linen(module)
-  if (mean is None) != (std is None):
-    raise errors.UsageError('from_flax takes mean and std together: give both or neither')
   errors.check_choice('dtype of samples', dtype, DTYPES)
-  if mean is not None:
-    mean, std = (errors.host_array(what, values) for what, values in (('mean', mean), ('std', std)))
+  known = _normalisation(mean, std, dtype)
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   in_mode = _linen_modes(module)
-  call, normalise = _linen_caller(in_mode, mean, std)
+  call, normalise = _linen_caller(in_mode, name, known)
 
   def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
     key, sample_shape = errors.check_key('key', key), check_sample_shape(sample_shape, axes)
@@ -524,13 +537,23 @@ def from_flax(
       raise errors.UsageError(f'the model {name!r} has no dense layer to take features from')
     return inputs[-1]
 
-  return Model(name, init, apply, features, layers, normalisation=_pixels(mean, std), axes=axes, dtype=dtype)
+  return Model(name, init, apply, features, layers, normalisation=known, axes=axes, dtype=dtype)
 
 
-def _pixels(mean: Any, std: Any) -> Normalisation | None:
-  given = () if mean is None or std is None else (mean, std)
-  channels = [tuple(map(float, np.ravel(values))) for values in given]
-  return Normalisation(*channels) if channels else None
+def _normalisation(mean: Any, std: Any, dtype: str) -> Normalisation | None:
+  """Returns what is given, None for nothing; raises `UsageError` for other than one mean and deviation a channel."""
+  if (mean is None) != (std is None):
+    raise errors.UsageError('from_flax takes mean and std together: give both or neither')
+  if mean is None:
+    return None
+  means, deviations = (errors.host_array(what, values) for what, values in (('mean', mean), ('std', std)))
+  fits = means.ndim == 1 and means.size and means.shape == deviations.shape and dtype == 'float32'
+  if not fits or not np.isfinite([means, deviations]).all() or not (deviations > 0).all():
+    raise errors.UsageError(
+      f'mean and std are {errors.shown(mean)} and {errors.shown(std)}, expected a mean and a positive deviation for '
+      'each channel of an image, or each entry of a row'
+    )
+  return Normalisation(*(tuple(map(float, one)) for one in (means, deviations)))
 
 
 def _linen_modes(module: nn.Module) -> Callable[[bool], tuple[nn.Module, dict[str, bool]]]:
@@ -559,19 +582,23 @@ def _alone(function: Callable[[jax.Array], Tree], key: jax.Array) -> Tree:
 
 def _linen_caller(
   in_mode: Callable[[bool], tuple[nn.Module, dict[str, bool]]],
-  mean: Sequence[float] | None,
-  std: Sequence[float] | None,
+  name: str,
+  known: Normalisation | None,
 ) -> tuple[Callable[..., tuple[jax.Array, Tree]], Callable[[jax.Array], jax.Array]]:
-  """Returns two functions: one that applies the module, and the normalisation of images by `mean` and `std`.
+  """Returns two functions: one that applies the module, and the normalisation of images.
 
   The first takes (variables, images, train, key, watch) and returns (logits, changed variables). Dropout is skipped if
-  `key` is None. `watch(module, args)`, if given, is called before each submodule.
+  `key` is None, also inside attention. `watch(module, args)`, if given, is called before each submodule.
   """
 
   def normalise(samples: jax.Array) -> jax.Array:
-    if mean is None:
+    if known is None:
       return samples
-    centre, scale = (jnp.asarray(values, samples.dtype).reshape(1, 1, 1, -1) for values in (mean, std))
+    count, channels = len(known.mean), samples.shape[-1]
+    if channels not in (1, count):  # a grey image becomes one of equal channels
+      raise errors.UsageError(f'mean and std of {name!r} have {count} numbers, and samples have {channels} channels')
+    shape = (*[1] * (samples.ndim - 1), -1)
+    centre, scale = (jnp.asarray(values, samples.dtype).reshape(shape) for values in known)
     return (samples - centre) / scale
 
   def call(
@@ -586,16 +613,37 @@ def _linen_caller(
         return args[0] if args else kwargs['inputs']
       if watch is not None and context.method_name == '__call__':
         watch(context.module, args)
-      with _fast_convolution(context.module):
+      with _fast_convolution(context.module), _without_dropout(context.module, key is None):
         return next_function(*args, **masked.options(context.module, context.method_name, args, kwargs))
 
     module, options = in_mode(train)
     key = None if key is None else errors.check_key('key', key)
     rngs = {} if key is None else {'dropout': key}
-    with nn.intercept_methods(intercept):
-      return module.apply(variables, normalise(samples), rngs=rngs, mutable=['batch_stats'], **options)
+    given = normalise(samples)
+    try:
+      with nn.intercept_methods(intercept):
+        return module.apply(variables, given, rngs=rngs, mutable=['batch_stats'], **options)
+    except flax.errors.InvalidRngError as error:
+      raise errors.UsageError(
+        f"{name!r} draws random numbers that nothing gives it a key for: let it draw those of 'dropout' alone, where "
+        f'self.has_rng("dropout") is true ({_reason(error)})'
+      ) from error
 
   return call, normalise
+
+
+@contextlib.contextmanager
+def _without_dropout(module: nn.Module, off: bool) -> Iterator[None]:
+  """Lets attention of Flax, which has dropout of its own, drop nothing."""
+  rate = getattr(module, 'dropout_rate', 0.0)
+  if not off or not rate or not isinstance(module, nn.MultiHeadDotProductAttention):
+    yield
+    return
+  object.__setattr__(module, 'dropout_rate', 0.0)  # modules are frozen
+  try:
+    yield
+  finally:
+    object.__setattr__(module, 'dropout_rate', rate)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from gradleak.core import errors
 from gradleak.core.reuse import reusable
 from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
-from gradleak.models.model import ImageShape, Model, Normalisation, wrapped
+from gradleak.models.model import ImageShape, Model, Normalisation, check_unnormalised, wrapped
 
 # Name -> mean and standard deviation of each channel of the train split; of MNIST and CIFAR-10 as in DCS²'s code.
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -31,12 +31,13 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     x' = (x - \mu_c) / \sigma_c \text{ for each channel } c
 
   Args:
-    model: any `Model` that does not normalise its images itself.
+    model: a `Model` of images that does not normalise them itself.
     pixels: whose mean and standard deviation, a name of `STATISTICS`.
 
-  Raises (at `init` and when applied):
-    UsageError: for images of another number of channels.
+  Raises:
+    UsageError: for another model; at `init` and when applied, for images of another number of channels.
   """
+  check_unnormalised(model, f'normalised(pixels={pixels})', axes=3)
   mean, std = STATISTICS[pixels]
 
   def check(channels: int) -> None:
@@ -54,13 +55,11 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     check(sample_shape[-1])
     return model.init(key, sample_shape)
 
-  made = wrapped(
+  return wrapped(
     model,
     f'{model.name}+normalised(pixels={pixels})',
     init,
     lambda variables, images: (variables, passed(images)),
-    layers=model.layers,
-    layout=model.layout,
-    citations=model.citations,
+    normalisation=Normalisation(mean, std),
+    axes=3,
   )
-  return made._replace(normalisation=Normalisation(mean, std))

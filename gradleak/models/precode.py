@@ -68,9 +68,11 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
     size: the dimension of z; the published code's default is 256.
     beta: weight of the KL term, 1e-3 in the published code.
 
-  Raises (at `init`):
-    UsageError: for a model whose last layer is not dense.
+  Raises:
+    UsageError: for a model of tokens; at `init`, for one whose last layer is not dense.
   """
+  if model.takes_ids:
+    raise errors.UsageError(f'precode takes a network of images or rows, and {model.name!r} takes tokens')
 
   def last_dense(sample_shape: ImageShape) -> tuple[str, ...]:
     return require(model, 'layers')(sample_shape)[-1].paths[0]
@@ -115,7 +117,16 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
     ]
     return (*before, *own, last)
 
-  return Model(f'{model.name}+{_NAME}', init, apply, features, all_layers, penalised, (*model.citations, CITATION))
+  return model._replace(
+    name=f'{model.name}+{_NAME}',
+    init=init,
+    apply=apply,
+    features=features,
+    layers=all_layers,
+    penalised=penalised,
+    citations=(*model.citations, CITATION),
+    layout=None,  # the bottleneck has no tensors of PyTorch
+  )
 
 
 def _run(

@@ -7,6 +7,8 @@ stops at such jumps. With soft derivatives it passes them:
   * that of relu(z) is sigmoid(z / (τ·s)), where s is the root mean square of z;
   * a max pool passes softmax(z / (τ·s)) of each window.
 
+A variance that is kept from falling below zero by rounding, max(0, E x² − (E x)²), is no ReLU. Norms of Flax have one.
+
 Values stay exact. At a τ near zero the derivatives are those of the network. It is read from a trace, so it does not
 matter which library a network is written in.
 """
@@ -25,6 +27,7 @@ from gradleak.models.model import Model
 from gradleak.models.programs import walked
 
 _SHARPEST = 1e-6  # of the scale of a map: what is smaller is rounding
+_MOVES = ('broadcast_in_dim', 'reshape', 'squeeze', 'expand_dims', 'convert_element_type')
 
 
 def soft_slopes(model: Model, softness: float | jax.Array) -> Model:
@@ -81,16 +84,39 @@ class _Soft:
   def __init__(self, softness: float | jax.Array) -> None:
     self.softness = softness
     self.pools = 0
+    self._makers: dict[Any, Any] = {}
 
   def run(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Returns what a program makes of its inputs."""
+    self._makers |= {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     return walked(jaxpr, constants, given, self.operation, lambda number: number)
+
+  def _maker(self, variable: Any) -> Any:
+    """Returns the operation that computes a variable, of what is moved before that; None for an input or a number."""
+    made = None if isinstance(variable, Literal) else self._makers.get(variable)
+    return self._maker(made.invars[0]) if made is not None and made.primitive.name in _MOVES else made
+
+  def _is_mean(self, variable: Any) -> bool:
+    made = self._maker(variable)
+    if made is None or made.primitive.name not in ('div', 'mul'):
+      return False
+    summed = [self._maker(one) for one in made.invars]
+    return any(one is not None and one.primitive.name == 'reduce_sum' for one in summed)
+
+  def _is_variance(self, variable: Any) -> bool:
+    """Returns whether a variable is E x² − (E x)²."""
+    made = self._maker(variable)
+    if made is None or made.primitive.name != 'sub':
+      return False
+    square, squared = self._maker(made.invars[1]), ('square', 'integer_pow', 'mul')
+    same = square is not None and square.primitive.name in squared and len({id(one) for one in square.invars}) == 1
+    return same and self._is_mean(square.invars[0]) and self._is_mean(made.invars[0])
 
   def operation(self, equation: Any, taken: list[Any]) -> Sequence[Any]:
     """Returns what an operation makes of its operands."""
     name, options = equation.primitive.name, equation.params
     place = _rectified(equation)
-    if place is not None:
+    if place is not None and not self._is_variance(equation.invars[place]):
       return [relu(taken[place], self.scaled(taken[place]))]
     if name == 'reduce_window_max' and set(options['base_dilation']) == {1}:
       self.pools += 1

@@ -1,5 +1,6 @@
 """How the variables of a network that comes from PyTorch stand in PyTorch's `state_dict`."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ class Entry(NamedTuple):
       'buffers' (what it leaves as it is).
     shape: in PyTorch.
     dtype: of NumPy, in PyTorch.
-    dense: whether it is the weight of a dense layer, [out, in] in PyTorch and [in, out] here.
+    dense: whether it is held as [in, out] here: the weight of a dense layer, [out, in] in PyTorch, or an adapter of a
+      convolution, [out, in, …].
     image: (C, …) where a dense layer takes a flattened map; here its rows are in the order of [..., C].
+    inputs: which axes of a kernel that is held as in PyTorch are summed over; () where that is not known.
   """
 
   name: str
@@ -27,16 +30,17 @@ class Entry(NamedTuple):
   dtype: str
   dense: bool = False
   image: tuple[int, ...] = ()
+  inputs: tuple[int, ...] = ()
 
   def ours(self, values: np.ndarray) -> np.ndarray:
     """Returns values in PyTorch's layout in ours."""
     if self.image:
       values = np.moveaxis(values.reshape(len(values), *self.image), 1, -1).reshape(len(values), -1)
-    return values.T if self.dense else values
+    return values.reshape(len(values), -1).T if self.dense else values
 
   def theirs(self, values: np.ndarray) -> np.ndarray:
     """Returns values in our layout in PyTorch's."""
-    values = values.T if self.dense else values
+    values = values.T.reshape(self.shape) if self.dense else values
     if self.image:
       channels, *sides = self.image
       values = np.moveaxis(values.reshape(len(values), *sides, channels), -1, 1).reshape(len(values), -1)
@@ -45,7 +49,7 @@ class Entry(NamedTuple):
   @property
   def our_shape(self) -> tuple[int, ...]:
     """The shape of the variable."""
-    return self.shape[::-1] if self.dense else self.shape
+    return (math.prod(self.shape[1:]), self.shape[0]) if self.dense else self.shape
 
 
 class Layout(NamedTuple):

@@ -12,7 +12,7 @@ from gradleak.core.settings import Choice, Range
 from gradleak.core.trees import Tree
 from gradleak.models import layers
 from gradleak.models.builtin import Width, builtin, parse_widths
-from gradleak.models.model import Model, Normalisation, from_flax, wrapped
+from gradleak.models.model import Model, Normalisation, check_unnormalised, from_flax, wrapped
 from gradleak.models.small import Dropout
 from gradleak.models.vit import Attention
 
@@ -219,8 +219,10 @@ def standardised(model: Model, mean: Any, std: Any) -> Model:
     mean, std: floats [D], such as those of `gradleak.data.Schema.moments`.
 
   Raises:
-    UsageError: for anything but two rows of equal length, or a deviation that is not positive.
+    UsageError: for anything but two rows of equal length, or a deviation that is not positive; for a network that
+      normalises its rows itself, or takes none.
   """
+  check_unnormalised(model, 'standardised', axes=1)
   means, deviations = (
     errors.host_array(name, x).astype(np.float32).ravel() for name, x in (('mean', mean), ('std', std))
   )
@@ -232,7 +234,5 @@ def standardised(model: Model, mean: Any, std: Any) -> Model:
   def given(variables: Tree, rows: jax.Array) -> tuple[Tree, jax.Array]:
     return variables, (rows - means.astype(rows.dtype).reshape(1, -1)) / deviations.astype(rows.dtype).reshape(1, -1)
 
-  name = f'standardised {model.name}'
-  made = wrapped(model, name, model.init, given, layers=model.layers, layout=model.layout, citations=model.citations)
   known = Normalisation(tuple(map(float, means)), tuple(map(float, deviations)))
-  return made._replace(normalisation=known, axes=model.axes)
+  return wrapped(model, f'standardised {model.name}', model.init, given, normalisation=known, axes=1)

@@ -43,7 +43,7 @@ _COUNTS = 2, 5, 131  # samples of several exports, where one does not do for any
 
 
 class _Network(NamedTuple):
-  """A module in both modes, its `state_dict`, and the normalisation in front of it."""
+  """A module in both modes, its `state_dict`, its samples, and the normalisation in front of it."""
 
   name: str
   train: Program
@@ -51,6 +51,7 @@ class _Network(NamedTuple):
   layout: Layout
   shape: ImageShape
   normalisation: Normalisation | None
+  dtype: str
 
 
 def from_torch(
@@ -104,7 +105,7 @@ def from_torch(
     raise unsupported(list(missing.values()))
   layout, modes = _laid_out(module, modes, shape)
   train, evaluation = modes
-  network = _Network(name, train, evaluation, layout, shape, normalisation)
+  network = _Network(name, train, evaluation, layout, shape, normalisation, str(given.dtype))
   values = {one: tensor.detach().numpy() for one, tensor in module.state_dict().items()}
   variables = jax.tree.map(_kept, layout.variables(values))
   model = _model(network, variables)
@@ -350,7 +351,7 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
       raise errors.UsageError(f'the module changes its buffer {name} in evaluation, which has no place here')
   reached = train.trained()  # PyTorch's optimizers pass over parameters without a gradient, weight decay included
   trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad and name in reached}
-  names = _first_names(module)
+  names, kernels = _first_names(module), evaluation.kernels() | train.kernels()
   entries = []
   for name, tensor in module.state_dict().items():
     if names[name] != name:
@@ -359,7 +360,8 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
     shape = tuple(tensor.shape)
     is_dense = name in dense and len(shape) == 2
     dtype = str(tensor.dtype).removeprefix('torch.')
-    entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, dense[name] if is_dense else ()))
+    image, inputs = dense[name] if is_dense else (), () if is_dense else kernels.get(name, ())
+    entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, image, inputs))
   tied = tuple((name, other) for name, other in names.items() if name != other)
   held = {entry.name: entry.image for entry in entries if entry.dense}
   return Layout(tuple(entries), sample, tied), [program.marked(held) for program in modes]
@@ -431,6 +433,8 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
     normalisation=network.normalisation,
     axes=len(network.shape),
     layout=network.layout,
+    dtype=network.dtype,
+    vocabulary=network.evaluation.vocabulary(),
   )
 
 
@@ -445,6 +449,11 @@ def _values(
   """Returns the value of each place of a program, and the program that is run."""
   key = None if key is None else errors.check_key('key', key)
   program = network.train if train or (key is not None and network.train.draws) else network.evaluation
+  if network.dtype == 'int32' and not jnp.issubdtype(samples.dtype, jnp.integer):
+    raise errors.UsageError(
+      f'the model {network.name!r} takes ids of tokens, and a search moves their probabilities or embeddings: take '
+      'gpt, bert or lstm, or write the network in JAX'
+    )
   if tuple(samples.shape[1:]) != network.shape:
     raise errors.UsageError(
       f'the model {network.name!r} takes samples of shape {network.shape}, got {samples.shape[1:]}'

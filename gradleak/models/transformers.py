@@ -422,9 +422,10 @@ def _checked(name: str, num_classes: int, shape: Shape, head: str) -> None:
     )
 
 
-def _model(name: str, module: nn.Module, first: FirstBlock | None = None) -> Model:
-  made = from_flax(module, axes=1, dtype='int32')
-  return made._replace(citations=CITATIONS[name], first_block=first)
+def _model(name: str, module: nn.Module, shape: Shape, first: FirstBlock | None = None) -> Model:
+  return from_flax(module, axes=1, dtype='int32')._replace(
+    citations=CITATIONS[name], first_block=first, vocabulary=shape.vocabulary, padding=shape.padding
+  )
 
 
 def _applied(module: nn.Module, params: Tree, *inputs: Any) -> Any:
@@ -562,7 +563,7 @@ def gpt(
   del conv
   shape = Shape(init, vocabulary, width, layers, heads, length, padding, dropout, fused, tied)
   _checked('gpt', num_classes, shape, head)
-  return _model('gpt', Gpt(num_classes, shape, head), _gpt_first(shape))
+  return _model('gpt', Gpt(num_classes, shape, head), shape, _gpt_first(shape))
 
 
 @builtin
@@ -596,7 +597,7 @@ def bert(
   del conv
   shape = Shape(init, vocabulary, width, layers, heads, length, padding, dropout)
   _checked('bert', num_classes, shape, head)
-  return _model('bert', Bert(num_classes, shape, head), _bert_first(shape))
+  return _model('bert', Bert(num_classes, shape, head), shape, _bert_first(shape))
 
 
 @builtin
@@ -627,4 +628,4 @@ def lstm(
   del conv
   shape = Shape(init, vocabulary, width, layers, 1, MAX_LENGTH, padding, dropout)
   _checked('lstm', num_classes, shape, head)
-  return _model('lstm', Lstm(num_classes, shape, head))
+  return _model('lstm', Lstm(num_classes, shape, head), shape)

@@ -160,6 +160,8 @@ def insert(model: Model, module: Tree, *, gain: float = 1.0, sparse: bool = Fals
     ),
     layers=None if model.layers is None else layers,
     layout=None,  # the module that is put in front has no tensors of PyTorch
+    normalisation=None,  # the module takes the pixels as they are
+    first_block=None,
   )
 
 

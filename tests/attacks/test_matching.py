@@ -48,6 +48,17 @@ def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
     distances.as_distance('l3')
 
 
+def test_total_variation_and_magnitudes_do_not_move_what_is_level():
+  flat = jnp.full((1, 4, 4, 1), 0.5)
+  for term in (terms.total_variation, terms.roughness):
+    np.testing.assert_allclose(jax.grad(term)(flat), 0, atol=1e-7)
+  bright = flat.at[0, 1, 1, 0].set(1.0)
+  assert (np.asarray(jax.grad(terms.total_variation)(bright))[0, 2:, 2:] == 0).all()
+  update = {'w': jnp.asarray([1.0, 2.0])}
+  slope = jax.grad(lambda tree: distances.both_norms(tree, update, alpha=0.1))({'w': jnp.asarray([1.0, 3.0])})
+  np.testing.assert_allclose(slope['w'], [0, 2.1], rtol=1e-6)
+
+
 @pytest.mark.parametrize('shape', [(2, 1, 3, 1), (2, 3, 1, 1), (2, 1, 1, 1)])
 def test_total_variation_of_images_one_pixel_wide_is_that_of_the_other_side(shape):
   images = jnp.asarray(np.arange(np.prod(shape)), jnp.float32).reshape(shape)

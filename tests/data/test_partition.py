@@ -77,6 +77,8 @@ def test_by_user():
     ('classes(number=11)', 3, r'classes\(number\) is 11'),
     ('classes(number=1,low=900,high=900)', 30, 'that hold class 0 need 2700 samples'),
     ('classes(number=2,low=5,high=3)', 30, r'classes\(high\) is 3'),
+    ('classes(number=2,low=5)', 30, r'classes\(high\) is 0'),
+    ('classes(number=2,low=0,high=3)', 30, r'classes\(low\) is 0'),
     ('dirichlet(alpha=0.001,least=90)', 30, 'a thousand times'),
     ('iid', 0, 'number of clients is 0'),
   ],

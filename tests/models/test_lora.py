@@ -2,9 +2,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import gradleak as gl
 from gradleak import Client, attacks, models
+from gradleak.core import trees
+from gradleak.models import layers
 from gradleak.models.lora import lora
 from gradleak.models.normalisation import normalised
 from gradleak.models.state_dict import Entry, Layout
@@ -43,7 +46,8 @@ def test_the_gradient_is_that_of_the_weights_through_the_adapters(adapted):
 
   def merge(tree, adapters):
     if 'a' in adapters:
-      return tree + (4.0 * (adapters['a'] @ adapters['b'])).reshape(tree.shape)
+      change = 4.0 * (adapters['a'] @ adapters['b'])
+      return tree + (change if change.shape == tree.shape else change.T)  # kernels of convolutions are [features, …]
     return {name: merge(leaf, adapters[name]) if name in adapters else leaf for name, leaf in tree.items()}
 
   full = jax.jit(Client(base, 5).local_update)(None, {'params': merge(merged, moved)}, images, labels).update
@@ -113,3 +117,73 @@ def test_wrappers_keep_how_variables_stand_in_pytorch(name, tmp_path):
     read = gl.read_update(given, model, variables)
     jax.tree.map(np.testing.assert_array_equal, read, update)
   assert derived_sample_shape(model, variables) == (2, 2, 3)
+
+
+class Convolution(nn.Module):
+  """One convolution of 3×3 pixels and its mean, in Flax."""
+
+  @nn.compact
+  def __call__(self, images):
+    return nn.Conv(5, (3, 3))(images).mean((1, 2))
+
+
+class Own(nn.Module):
+  """The same with a kernel [features, 3·3·channels]."""
+
+  formulation: str
+
+  @nn.compact
+  def __call__(self, images):
+    return layers.Conv(5, 3, 'default', padding=1, formulation=self.formulation, name='Conv_0')(images).mean((1, 2))
+
+
+def turned(params, images):
+  """A dense layer with a kernel [out, in]."""
+  return images.reshape(images.shape[0], -1) @ params['kernel'].T
+
+
+CONVOLUTIONS = {
+  'flax': lambda: models.from_flax(Convolution()),
+  'patches': lambda: models.from_flax(Own('patches')),
+  'native': lambda: models.from_flax(Own('native')),
+  'hybrid': lambda: models.from_flax(Own('hybrid')),
+  'turned': lambda: models.from_functions(
+    lambda key, shape: {'Conv_0': {'kernel': jax.random.normal(key, (5, 9 * 16))}},
+    lambda params, images: turned(params['Conv_0'], images[:, :3, :3]),
+  ),
+}
+
+
+@pytest.mark.parametrize('name', CONVOLUTIONS)
+def test_the_rows_of_a_kernel_are_its_inputs_in_any_layout(name):
+  base = CONVOLUTIONS[name]()
+  model, shape = lora(base, rank=2), (12, 12, 16)
+  variables = model.init(jax.random.key(0), shape)
+  adapter, kernel = variables['params']['Conv_0']['kernel'], variables['base']['Conv_0']['kernel']
+  assert (adapter['a'].shape, adapter['b'].shape) == ((144, 2), (2, 5)) and not adapter['b'].any()
+  changed = {**adapter, 'b': jax.random.normal(jax.random.key(1), (2, 5))}
+  change = 4 * changed['a'] @ changed['b']
+  held = variables['base']['Conv_0']
+  whole = {**held, 'kernel': kernel + (change.reshape(kernel.shape) if kernel.ndim == 4 else change.T)}
+  images = jax.random.uniform(jax.random.key(2), (2, *shape))
+  given = {**variables, 'params': {'Conv_0': {'kernel': changed}}}
+  wanted = base.apply({'params': {'Conv_0': whole}}, images)[0]
+  np.testing.assert_allclose(jax.jit(model.apply)(given, images)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('spec', ['convnet(width=16)', 'resnet20(width=16)', 'vgg11(width=16)'])
+def test_every_convolution_of_the_library_has_its_features_as_columns(spec):
+  base, model, shape = models.create(spec, 3), models.create(f'{spec}+lora(rank=2)', 3), (32, 32, 3)
+  found = set()
+
+  def watch(call, args, kwargs, context):
+    found.update([(*context.module.path, 'kernel')] if isinstance(context.module, layers.Conv) else [])
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(watch):
+    jax.eval_shape(lambda: base.init(jax.random.key(0), shape))
+  made = jax.eval_shape(lambda: model.init(jax.random.key(0), shape))
+  assert len(found) > 3
+  for path in found:
+    adapter = trees.get(made['params'], path)
+    assert (adapter['b'].shape[1], adapter['a'].shape[0]) == trees.get(made['base'], path).shape

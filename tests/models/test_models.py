@@ -419,6 +419,56 @@ def test_the_model_normalises_images(small_images):
   assert model.features(variables, images).shape == (2, 5)
 
 
+def test_the_model_normalises_rows_by_entry():
+  mean, std = np.float32([0.5, -1, 2]), np.float32([0.2, 1, 4])
+  plain, model = (models.from_flax(Plain(), axes=1, **given) for given in ({}, {'mean': mean, 'std': std}))
+  rows = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+  variables = drawn(model, (3,))
+  expected, _ = plain.apply(variables, (rows - mean) / std, False)
+  np.testing.assert_allclose(model.apply(variables, rows, False)[0], expected, rtol=1e-4, atol=1e-4)
+  assert model.normalisation == (tuple(mean.tolist()), tuple(map(float, std)))
+
+
+def test_a_normalisation_of_other_channels_is_refused():
+  for mean, std, dtype in (
+    ((0.5,), (0.2, 0.2), 'float32'),
+    ((0.5, np.nan), (0.2, 0.2), 'float32'),
+    ((0.5,), (0,), 'float32'),
+    (0.5, 0.2, 'float32'),
+    ((0.5,), (0.2,), 'int32'),
+  ):
+    with pytest.raises(errors.UsageError, match='expected a mean and a positive deviation for each channel'):
+      models.from_flax(Plain(), mean=mean, std=std, dtype=dtype)
+  with pytest.raises(errors.UsageError, match="mean and std of 'plain' have 1 numbers, and samples have 3 channels"):
+    models.from_flax(Plain(), mean=(0.5,), std=(0.2,)).init(jax.random.key(0), (4, 4, 3))
+
+
+class Attending(nn.Module):
+  """Attention among rows of pixels, with dropout of its own; and what a network may draw itself."""
+
+  noise: bool = False
+
+  @nn.compact
+  def __call__(self, x, train=False):
+    x = nn.Dense(4)(x[..., 0])
+    x = x + nn.MultiHeadDotProductAttention(num_heads=2, dropout_rate=0.5, deterministic=not train)(x, x)
+    x = x + nn.MultiHeadDotProductAttention(num_heads=2, dropout_rate=0.5)(x, deterministic=not train)
+    x = x + jax.random.normal(self.make_rng('dropout'), x.shape) if self.noise else x
+    return nn.Dense(3)(x.mean(1))
+
+
+def test_dropout_inside_attention_follows_the_key():
+  model, images = models.from_flax(Attending()), jax.random.uniform(jax.random.key(1), (2, 6, 6, 1))
+  variables = drawn(model, (6, 6, 1))
+  logits = [model.apply(variables, images, train, None)[0] for train in (False, True)]
+  np.testing.assert_array_equal(*logits)
+  np.testing.assert_allclose(logits[0], Attending().apply(variables, images), rtol=1e-5)
+  assert np.abs(model.apply(variables, images, True, jax.random.key(0))[0] - logits[0]).max() > 1e-3
+  noisy = models.from_flax(Attending(noise=True))
+  with pytest.raises(errors.UsageError, match=r"'attending' draws random numbers .* self.has_rng\(.dropout.\)"):
+    noisy.apply(drawn(noisy, (6, 6, 1)), images, True, None)
+
+
 class ConvOnly(nn.Module):
   @nn.compact
   def __call__(self, images):

@@ -104,6 +104,36 @@ def test_values_are_exact_and_a_small_softness_has_the_derivatives_of_the_networ
   assert has_max_pools(made, variables, (8, 8, 3))
 
 
+class Normed(nn.Module):
+  """A norm and a hyperbolic tangent: there is no ReLU."""
+
+  norm: type
+  settings: tuple = ()
+
+  @nn.compact
+  def __call__(self, x, train=False):
+    given = {'use_running_average': not train} if self.norm is nn.BatchNorm else {}
+    x = self.norm(**given, **dict(self.settings))(nn.Dense(6)(x))
+    return nn.Dense(3)(jnp.tanh(x).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+  ('norm', 'settings'),
+  [(nn.BatchNorm, ()), (nn.LayerNorm, ()), (nn.RMSNorm, ()), (nn.GroupNorm, (('num_groups', 2),))],
+)
+def test_the_variance_of_a_norm_is_no_relu(norm, settings):
+  made = gl.models.from_flax(Normed(norm, settings))
+  variables, images = made.init(KEY, (3, 3, 2)), jax.random.uniform(KEY, (4, 3, 3, 2))
+
+  def slopes(model):
+    total = lambda given, images: jnp.sum(model.apply(given, images, True, None)[0] ** 2)  # noqa: E731
+    return jax.jit(jax.grad(total, argnums=(0, 1)))(variables, images)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), slopes(made), slopes(soft_slopes(made, 1.0))
+  )
+
+
 def test_maps_of_zeros_have_finite_derivatives():
   kernel = jnp.zeros((1, 4, 4, 1))
   made, variables = model(lambda x, kernel: layers.max_pool(jax.nn.relu(x * kernel), 2), kernel)

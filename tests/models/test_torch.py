@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import gradleak as gl
+from gradleak.core import trees
 from gradleak.models import aten
 
 torch = pytest.importorskip('torch', reason='PyTorch is not installed')
@@ -376,6 +377,32 @@ def test_operations_have_the_values_and_the_gradients_of_pytorch(kind):
     assert relative(gradient, their_gradient) < 2e-5
 
 
+def test_magnitudes_have_the_slope_of_pytorch_at_zero():
+  module, x = networks.Flat(), torch.zeros(2, 1, 2, 2)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  slope = jax.grad(lambda given: jnp.sum(model.apply(variables, given, False, None)[0]))(jnp.zeros((2, 2, 2, 1)))
+  x.requires_grad_(True)
+  module(x).sum().backward()
+  np.testing.assert_array_equal(np.ravel(slope), x.grad.numpy().ravel())
+
+
+def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
+  notes = gl.data.load('notes', 'test', limit=6)
+  size, length = notes.known['vocabulary'], notes.samples.shape[1]
+  given = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(notes.settings)}
+  tokens = torch.from_numpy(notes.samples[:2]).long()
+  model, variables = gl.models.from_torch(networks.Encoder(size, length), tokens, check=False)
+  assert model.takes_ids and (model.axes, model.vocabulary) == (1, size)
+  made = gl.scenario(model, notes.samples, notes.targets, variables=variables, **given)
+  update = made.client.local_update(None, made.variables, made.samples[:1], made.targets[:1]).update
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
+  with pytest.raises(gl.UsageError, match='takes ids of tokens, and a search moves their probabilities'):
+    model.apply(variables, jnp.zeros((1, length, size)), False, None)
+  other, variables = gl.models.from_torch(networks.Encoder(size + 5, length), tokens, check=False)
+  with pytest.raises(gl.UsageError, match=f'embeds {size + 5} tokens, and the tokeniser has {size}'):
+    gl.scenario(other, notes.samples, notes.targets, variables=variables, **given)
+
+
 def test_variables_have_the_names_of_pytorch_and_files_are_read_by_them(tmp_path):
   module = seeded(networks.Cnn)
   x = images(2, 3, 8, 8)
@@ -465,6 +492,41 @@ def test_adapters_of_peft_are_those_of_lora_around_the_same_module():
   with pytest.raises(gl.UsageError, match='precode needs a Flax network'):
     wrapped = gl.models.precode.precode(plain, size=4)
     wrapped.apply(wrapped.init(jax.random.key(0), (8, 8, 3)), ours(x))
+
+
+def test_adapters_of_peft_on_convolutions_and_recurrent_layers():
+  """PEFT puts A in place of the convolution, and B behind it; kernels of all kinds have their inputs as rows."""
+  layers = nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2), nn.Flatten(2)
+  module, x = seeded(lambda: nn.Sequential(*layers, nn.LSTM(81, 5, batch_first=True), Taken())), images(2, 3, 8, 8)
+  plain, _ = gl.models.from_torch(module, x, check=False)
+  model = gl.models.lora.lora(plain, rank=2)
+  variables = model.init(jax.random.key(0), (8, 8, 3))
+  shapes = {
+    '.'.join(trees.path_names(path)): leaf.shape for path, leaf in jax.tree.leaves_with_path(variables['params'])
+  }
+  assert (shapes['0.weight.a'], shapes['0.weight.b']) == ((27, 2), (2, 6))
+  assert (shapes['2.weight.a'], shapes['2.weight.b']) == ((6, 2), (2, 16))  # [in, out, 2, 2] in PyTorch
+  assert (shapes['4.weight_ih_l0.a'], shapes['4.weight_ih_l0.b']) == ((81, 2), (2, 20))
+  params = jax.tree.map(lambda leaf: leaf + 0.1, variables['params'])
+  theirs = model.layout.to_theirs({'params': params})
+  a, b = (torch.from_numpy(np.array(theirs[f'0.lora_{part}.weight'])) for part in 'AB')
+  assert tuple(a.shape) == (2, 3, 3, 3) and tuple(b.shape) == (6, 2, 1, 1)
+  read = gl.read_update({f'base_model.model.{name}': one for name, one in theirs.items()}, model, variables)
+  jax.tree.map(np.testing.assert_array_equal, read, params)
+  kernel = dict(module.named_parameters())['0.weight']
+  with torch.no_grad():
+    kernel += 4 * torch.einsum('orij,rckl->ockl', b, a)  # alpha / rank
+    wanted = module(x).numpy()
+  only = gl.models.lora.lora(plain, rank=2, only='0')
+  given = {**only.init(jax.random.key(0), (8, 8, 3)), 'params': {'0': params['0']}}
+  np.testing.assert_allclose(only.apply(given, ours(x), False, None)[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+class Taken(nn.Module):
+  """The last output of a recurrent layer."""
+
+  def forward(self, found):
+    return found[0][:, -1]
 
 
 def test_tied_frozen_and_constant_tensors(tmp_path):

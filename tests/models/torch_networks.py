@@ -145,3 +145,16 @@ class Lstm(nn.Module):
     x, _ = self.gru(x)
     _, x = self.rnn(x.transpose(0, 1))
     return self.head(x[0])
+
+
+class Flat(nn.Module):
+  """Magnitudes, and their sum."""
+
+  def __init__(self):
+    super().__init__()
+    self.scale = nn.Parameter(torch.ones(2))
+
+  def forward(self, x):
+    flat = x.flatten(1)
+    sizes = torch.stack([flat.abs().sum(1), torch.linalg.vector_norm(flat, ord=1, dim=1)], 1)
+    return sizes * self.scale

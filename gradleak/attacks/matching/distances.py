@@ -29,7 +29,7 @@ def both_norms(simulated: Tree, observed: Tree, weights: Tree = None, *, alpha: 
   The weights are those of a square: an entry that does not count has none in the sum of magnitudes either.
   """
   difference, _ = _both_weighted(trees.subtract(simulated, observed), observed, weights)
-  magnitudes = [jnp.sum(jnp.abs(x), dtype=jnp.float32) for x in jax.tree.leaves(difference)]
+  magnitudes = [jnp.sum(trees.magnitude(x), dtype=jnp.float32) for x in jax.tree.leaves(difference)]
   return trees.squared_norm(difference) + alpha * sum(magnitudes, jnp.float32(0))
 
 

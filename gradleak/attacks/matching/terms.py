@@ -103,7 +103,7 @@ def total_variation(images: jax.Array, given: Given | None = None) -> jax.Array:
 
 def _sizes(*differences: jax.Array) -> jax.Array:
   """Returns the sum of the mean magnitudes of differences, of those that there are."""
-  return sum((jnp.mean(jnp.abs(x)) for x in differences if x.size), jnp.zeros((), differences[0].dtype))
+  return sum((jnp.mean(trees.magnitude(x)) for x in differences if x.size), jnp.zeros((), differences[0].dtype))
 
 
 def roughness(images: jax.Array, given: Given | None = None) -> jax.Array:
