@@ -227,6 +227,13 @@ def maps_found(client, seen, digits, monkeypatch):
   return found, maps_of(net_of(), params, digits[0][:1])
 
 
+def run_back(run, last):
+  """Returns what comes back to the last map."""
+  net = run.net_of()
+  at_features = (run.params[net.dense[0]] @ run.observed[net.dense[1]]).reshape(1, -1)
+  return jax.vjp(lambda x: net.apply(net.head, {}, x), last)[1](jnp.asarray(at_features))[0]
+
+
 def near(found, truth):
   return np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
 
@@ -303,9 +310,9 @@ def test_constants_that_a_shortcut_shows_are_not_left_to_the_closed_form(digits,
   net_of = peeling._network(client.model, (8, 8, 1), True)
   run = peeling._Run(net_of, by_path(seen.variables['params']), by_path(seen.update), 6, 1.0, 10)
   truth = maps_of(net_of(), run.params, digits[0][:1])
-  at_features = (run.params[net_of().dense[0]] @ run.observed[net_of().dense[1]]).reshape(1, -1)
-  back = jax.vjp(lambda x: net_of().apply(net_of().head, {}, x), truth[-1])[1](jnp.asarray(at_features))[0]
-  behind = inverse.Behind(truth[2], run.back(2, truth[2], back), run.observed, peeling.negligible(truth[2]))
+  behind = inverse.Behind(
+    truth[2], run.back(2, truth[2], run_back(run, truth[-1])), run.observed, peeling.negligible(truth[2])
+  )
   off = np.asarray(truth[1]) + 0.003 * np.abs(truth[1]).max() * (np.arange(16) < 4)
   monkeypatch.setattr(closed_map, 'found', lambda *given: (off, 1e-12))
   x, _, left = peeling.stage_input(run, 1, behind)
@@ -319,6 +326,30 @@ def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkey
   )
   found, _ = maps_found(client, Observation(**{**vars(seen), 'update': update}), digits, monkeypatch)
   assert found.image is None and len(found.maps) == 1
+
+
+def test_what_is_not_sent_is_no_gradient_of_zero(digits, monkeypatch):
+  client, seen = observed(digits, Small(2), frozen=('block0',))
+  searched = []
+  monkeypatch.setattr(peeling, 'first_input', lambda *given: searched.append(given) or [np.zeros((1, 8, 8, 1))] * 2)
+  attacked(client, seen)
+  ((run, place, behind),) = searched  # the map before a block of which nothing is sent is found with the image
+  net, params = run.net_of(), by_path(seen.variables['params'])
+  truth = maps_of(net, params, digits[0][:1])
+  assert place == 2 and near(behind.output, truth[2])
+  assert peeling.equations(run, 1, truth[2]) < 1
+  weights = inverse.Weights(1e-6)
+  exact = inverse.Behind(truth[2], run.back(2, truth[2], run_back(run, truth[3])), run.observed)
+  for maps in (truth[:1], truth[:2]):
+    left = inverse._residuals(net, net.stages[:2], maps, params, exact, weights)
+    assert max(float(jnp.abs(one).max()) for one in left) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('frozen', ['block0', 'block0/conv2'])
+def test_an_image_comes_back_where_a_part_is_not_sent(digits, frozen):
+  client, seen = observed(digits, Small(2), frozen=(frozen,))
+  assert correlation(attacked(client, seen, iterations=2).samples, digits[0][0]) > 0.9
 
 
 def test_an_image_comes_back_through_two_blocks(digits):
@@ -376,6 +407,9 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
     (Small(bottleneck=True), 1, {}, 'filters that hardly overlap'),
     (Small(), 2, {}, 'the batch has 2'),
     (Small(), 1, {'share': 'delta'}, "share='delta'"),
+    (Small(), 1, {'frozen': ('dense',)}, 'nothing is sent of dense/kernel, dense/bias'),
+    (Small(), 1, {'frozen': ('block0/conv1',)}, 'nothing is sent of block0/conv1/kernel'),
+    (Small(stride=2), 1, {'frozen': ('norm',)}, 'nothing is sent of norm/bias'),  # which tells the scale
   ],
 )
 def test_what_it_does_not_read_is_refused(digits, module, number, local, message):
