@@ -287,13 +287,19 @@ def _moved(
   return found
 
 
-def _shift(operations: Sequence[_Operation], target: int, by_place: dict[int, Path], of_image: set[int]) -> Path | None:
-  """Returns the path of the parameter that is added last to each channel of what these operations make."""
+def _carried(operations: Sequence[_Operation], by_place: dict[int, Path]) -> dict[int, Path]:
+  """Returns the parameters by the places that hold one, as it is or in another shape, order or precision."""
   own = dict(by_place)
   for operation in operations:
     given = [own[one] for one in operation.uses if one in own]
-    if len(given) == 1 and operation.primitive.name in (*_SHAPES, 'convert_element_type'):
+    if len(given) == len(operation.uses) == 1 and operation.primitive.name in (*_SHAPES, 'convert_element_type'):
       own[operation.made[0]] = given[0]
+  return own
+
+
+def _shift(operations: Sequence[_Operation], target: int, by_place: dict[int, Path], of_image: set[int]) -> Path | None:
+  """Returns the path of the parameter that is added last to each channel of what these operations make."""
+  own = _carried(operations, by_place)
   by_made = {place: operation for operation in operations for place in operation.made}
   asked = [target]
   while asked:
@@ -319,9 +325,9 @@ def _stage(
   of_image: set[int],
 ) -> Stage:
   """Returns the `Stage` that these operations are."""
-  kernel, product = None, None
+  kernel, product, carried = None, None, _carried(operations, by_place)
   for index, operation in enumerate(operations):
-    own = [by_place[one] for one in operation.uses if one in by_place]
+    own = [carried[one] for one in operation.uses if one in carried]
     moved = _moved(operations[:index], {source}, of_image)
     if operation.primitive.name in _PRODUCTS and len(own) == 1 and moved & set(operation.uses):
       kernel, product = own[0], operation.made[0]

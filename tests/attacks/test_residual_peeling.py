@@ -125,6 +125,74 @@ def test_the_closed_form_gives_the_map_before_the_last_block(digits):
   assert eigenvalue < 1e-9
 
 
+class Ordered(nn.Module):
+  """Two convolutions whose weights have their axes in any order: they are transposed first, or taken as they are."""
+
+  order: str
+  turned: bool = False
+  groups: int = 1  # of the second
+
+  @nn.compact
+  def __call__(self, x, train: bool = False):
+    for place in range(2):
+      groups = self.groups if place else 1
+      sizes = {'H': 3, 'W': 3, 'I': x.shape[-1] // groups, 'O': 16}
+      kernel = self.param(f'weight{place}', nn.initializers.normal(0.3), tuple(sizes[name] for name in self.order))
+      kernel = jnp.einsum(f'{self.order}->HWIO', kernel) if self.turned else kernel
+      names = 'NHWC', 'HWIO' if self.turned else self.order, 'NHWC'
+      given = {'dimension_numbers': names, 'feature_group_count': groups}
+      x = jax.lax.conv_general_dilated(x, kernel, (2 - place,) * 2, [(1, 1)] * 2, **given)
+      x = nn.relu(nn.BatchNorm(use_running_average=not train, name=f'norm{place}')(x))
+    return nn.Dense(10, name='dense')(jnp.mean(x, axis=(1, 2)))
+
+
+def map_of(client, seen, weight):
+  """Returns the map before the last stage, the axis of its weight's channels, and whether the form is exact."""
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  assert net_of().stages[1].kernel == weight
+  found, eigenvalue = closed_map.found(net_of, 1, by_path(seen.update)[weight])
+  return found, closed_map.axis_of(net_of, 1), eigenvalue < 1e-9
+
+
+@pytest.mark.parametrize('turned', [False, True])
+@pytest.mark.parametrize('order', ['HWIO', 'OIHW', 'IOHW'])
+def test_a_map_is_found_whatever_the_order_of_a_weights_axes(digits, order, turned):
+  client, seen = observed(digits, Ordered(order, turned))
+  found, axis, exact = map_of(client, seen, ('weight1',))
+  net_of, params = peeling._network(client.model, (8, 8, 1), True), by_path(seen.variables['params'])
+  truth = maps_of(net_of(), params, digits[0][:1])[1]
+  assert axis == order.index('O') and exact and correlation(found, truth) > 1 - 1e-6
+
+
+def test_a_network_from_pytorch_gives_the_map_that_flax_gives(digits):
+  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
+  client, seen = observed(digits, Ordered('OIHW'))
+  params = seen.variables['params']
+
+  class Network(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.conv0 = torch.nn.Conv2d(1, 16, 3, 2, 1, bias=False)
+      self.conv1 = torch.nn.Conv2d(16, 16, 3, 1, 1, bias=False)
+      self.norm0, self.norm1, self.dense = torch.nn.BatchNorm2d(16), torch.nn.BatchNorm2d(16), torch.nn.Linear(16, 10)
+
+    def forward(self, x):
+      x = torch.relu(self.norm0(self.conv0(x)))
+      return self.dense(torch.relu(self.norm1(self.conv1(x))).mean((2, 3)))
+
+  model, variables = gl.models.from_torch(Network().train(), torch.zeros(2, 1, 8, 8))
+  theirs = {f'conv{i}': {'weight': params[f'weight{i}']} for i in range(2)}
+  theirs |= {f'norm{i}': {'weight': params[f'norm{i}']['scale'], 'bias': params[f'norm{i}']['bias']} for i in range(2)}
+  theirs['dense'] = {'weight': params['dense']['kernel'], 'bias': params['dense']['bias']}
+  assert jax.tree.map(jnp.shape, theirs) == jax.tree.map(jnp.shape, variables['params'])
+  other = Client(model, num_classes=10)
+  variables = {**variables, 'params': theirs}
+  update = other.local_update(None, variables, jnp.asarray(digits[0][:1]), jnp.asarray(digits[1][:1])).update
+  found, axis, exact = map_of(other, Observation(**{**vars(seen), 'update': update}), ('conv1', 'weight'))
+  assert axis == 0 and exact
+  np.testing.assert_allclose(found, map_of(client, seen, ('weight1',))[0], atol=1e-4)
+
+
 def windows(side, channels, stride):
   """Returns which entries 3×3 filters see of a padded map [side, side, channels], as `closed_map.patches` does."""
   numbers = np.pad(np.arange(1, side * side * channels + 1).reshape(side, side, channels), ((1, 1), (1, 1), (0, 0)))
@@ -405,6 +473,7 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
     (Small(width=8), 1, {}, 'first convolution 8 channels'),
     (Small(norm='group', stride=2), 1, {}, 'has a stride, and no BatchNorm'),
     (Small(bottleneck=True), 1, {}, 'filters that hardly overlap'),
+    (Ordered('HWIO', groups=2), 1, {}, 'starts with a convolution of groups'),
     (Small(), 2, {}, 'the batch has 2'),
     (Small(), 1, {'share': 'delta'}, "share='delta'"),
     (Small(), 1, {'frozen': ('dense',)}, 'nothing is sent of dense/kernel, dense/bias'),
