@@ -176,7 +176,8 @@ def peel(run: _Run) -> Peeled:
   kernel, bias = (np.asarray(run.params[net.dense[0]], np.float64), np.asarray(run.observed[net.dense[1]], np.float64))
   taken, incoming = features(kernel, np.asarray(run.observed[net.dense[0]], np.float64), bias)
   pooled = functools.partial(net.apply, net.head, {})
-  place, label = len(net.stages) - 1, int(np.argmin(bias)) if len(bias) == run.classes else -1  # its share is negative
+  told = net.last and len(bias) == run.classes
+  place, label = len(net.stages) - 1, int(np.argmin(bias)) if told else -1  # its share is negative
 
   x, eigenvalue = closed_map.found(run.net_of, place, run.observed[net.stages[-1].first])
   if not closed_map.blind(run.net_of, place).scale:
@@ -184,6 +185,9 @@ def peel(run: _Run) -> Peeled:
   back = jax.vjp(pooled, run.after(place, x))[1](jnp.asarray(incoming, jnp.float32).reshape(1, -1))[0]
   x, back, left = settled(run, place, x, back)
   maps = [x]
+  if place == 0:  # the map is the image, of which a norm behind it hides the scale
+    x = x / x.max() if closed_map.blind(run.net_of, 0).scale and x.any() else x
+    return Peeled(np.clip(x[0], 0, 1) if eigenvalue < closed_map.EXACT else None, label, [x], eigenvalue)
 
   def behind() -> Behind:
     return Behind(maps[0], back, run.observed, negligible(maps[0]))
@@ -208,9 +212,9 @@ def enough(run: _Run, place: int, output: np.ndarray) -> bool:
 
 def withheld(net_of: Callable[[], Stages], place: int, sent: Collection[Path]) -> list[Path]:
   """Returns the paths that are not sent of those whose gradients give a stage's input in closed form, and its scale."""
-  before, stage = net_of().stages[place - 1 : place + 1]
-  shift = before.shift if closed_map.blind(net_of, place).scale else None
-  return [path for path in (stage.kernel, shift) if path is not None and path not in sent]
+  net = net_of()
+  shift = net.stages[place - 1].shift if place and closed_map.blind(net_of, place).scale else None
+  return [path for path in (net.stages[place].kernel, shift) if path is not None and path not in sent]
 
 
 def settled(run: _Run, place: int, x: Any, incoming: Any) -> tuple[np.ndarray, Any, float]:
@@ -222,7 +226,7 @@ def settled(run: _Run, place: int, x: Any, incoming: Any) -> tuple[np.ndarray, A
     x: the map.
     incoming: the loss's gradient at the map behind.
   """
-  blind, shift = closed_map.blind(run.net_of, place), run.net_of().stages[place - 1].shift
+  blind, shift = closed_map.blind(run.net_of, place), run.net_of().stages[place - 1].shift if place else None
   x = closed_map.grounded(x, blind.classes)
   back = run.back(place, x, incoming)
   if not blind.scale or shift not in run.observed:

@@ -67,7 +67,7 @@ def observed(digits, module, number=1, **local):
   images, labels = (jnp.asarray(part[:number]) for part in digits)
   model = gl.models.from_flax(module)
   client = Client(model, num_classes=10, **local)
-  variables = model.init(jax.random.key(0), (8, 8, 1))
+  variables = model.init(jax.random.key(0), images.shape[1:])
   keys = iter(jax.random.split(jax.random.key(1), 100))  # norms of untrained networks have no shift
 
   def shifted(path, leaf):
@@ -411,6 +411,33 @@ def test_what_is_not_sent_is_no_gradient_of_zero(digits, monkeypatch):
   for maps in (truth[:1], truth[:2]):
     left = inverse._residuals(net, net.stages[:2], maps, params, exact, weights)
     assert max(float(jnp.abs(one).max()) for one in left) < 1e-4
+
+
+class Single(nn.Module):
+  """One stage: a convolution with as many channels as a 4×4 image has positions, the mean, one dense layer or two."""
+
+  norm: bool = True
+  hidden: bool = False
+
+  @nn.compact
+  def __call__(self, x, train: bool = False):
+    x = nn.Conv(16, (7, 7), use_bias=not self.norm, name='conv')(x)
+    x = nn.relu(nn.BatchNorm(use_running_average=not train, name='norm')(x) if self.norm else x)
+    x = jnp.mean(x, axis=(1, 2))
+    x = nn.relu(nn.Dense(10, name='hidden')(x)) if self.hidden else x
+    return nn.Dense(10, name='dense')(x)
+
+
+@pytest.mark.parametrize(('norm', 'hidden'), [(True, False), (False, True)])
+def test_of_one_stage_the_closed_form_is_the_image(digits, norm, hidden):
+  """A hidden layer with as many units as classes does not tell the label."""
+  image = digits[0][3, ::2, ::2]
+  client, seen = observed((image[np.newaxis], digits[1][3:]), Single(norm, hidden))
+  found = attacked(client, seen)
+  np.testing.assert_allclose(found.samples[0], image / image.max() if norm else image, atol=1e-3)  # up to the scale
+  assert found.labels.tolist() == [-1 if hidden else digits[1][3]]
+  noise = jax.tree.map(lambda x: np.random.default_rng(0).normal(size=x.shape).astype(np.float32), seen.update)
+  assert not attacked(client, Observation(**{**vars(seen), 'update': noise})).samples.any()
 
 
 @pytest.mark.slow
