@@ -17,6 +17,7 @@ FAST = --attacks='csdlg_fast(tv=1e-6)' --steps=400
 FRAMEWORKS = tests/models/test_torch.py tests/models/test_torch_weights.py tests/frameworks tests/launch/test_torch_model.py $\
   tests/federated/test_local_training.py tests/federated/test_losses.py tests/federated/test_pytorch_loops.py $\
   tests/test_examples.py tests/benchmarks $\
+  tests/attacks/test_residual_peeling.py::test_a_network_from_pytorch_gives_the_map_that_flax_gives $\
   'tests/docs/test_blocks.py::test_python_runs[docs/guides/from_flower.md]'
 DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rate=0.9);topk(ratio=0.1);dgc(ratio=0.1);$\
   fragmentation(ratio=0.4);fragmentation_random(ratio=0.4);soteria(rate=0.6);graddefense(stddev=0.1);$\

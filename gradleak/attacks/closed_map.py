@@ -85,8 +85,10 @@ def blind(net_of: Callable[[], Stages], place: int) -> Blind:
 def unread(net_of: Callable[[], Stages], place: int) -> str:
   """Returns why the map before the stage at `place` has no closed form; '' where it has one."""
   stage = net_of().stages[place]
-  if stage.kernel is None:
+  if stage.kernel is None or axis_of(net_of, place) < 0:
     return 'does not start with a convolution'
+  if any(stage.product in one.made and one.options.get('feature_group_count', 1) > 1 for one in stage.operations):
+    return 'starts with a convolution of groups, each of which sees a part of the map'
   (_, height, width, channels), entries = stage.produced, int(np.prod(stage.shape))
   centred = blind(net_of, place).mean
   if not centred and height < stage.shape[1]:  # then the map and sums of copies moved by the stride look the same
@@ -124,7 +126,7 @@ def found(net_of: Callable[[], Stages], place: int, gradient: Any) -> tuple[np.n
   stage, unseen = net_of().stages[place], blind(net_of, place)
   numbered = np.arange(np.prod(stage.shape)).reshape(stage.shape)
   level = [numbered[0, row::step, column::step].reshape(-1, stage.shape[-1]).T for row, column, step in unseen.inner]
-  own = rows(np.asarray(gradient), stage.produced[-1])
+  own = rows(np.asarray(gradient), axis_of(net_of, place))
   x, eigenvalue = direction_of(
     patches(net_of, place), own, numbered.size, unseen.mean, np.concatenate(level) if level else None
   )
@@ -148,8 +150,10 @@ def patches(net_of: Callable[[], Stages], place: int) -> np.ndarray:
   def convolved(kernel: jax.Array) -> jax.Array:
     return net.apply(stage, {**params, path: kernel}, numbered, until=stage.product)
 
+  axis = axis_of(net_of, place)
+
   def seen(incoming: jax.Array) -> jax.Array:
-    return rows(jax.vjp(convolved, params[path])[1](incoming)[0], channels)[0]
+    return rows(jax.vjp(convolved, params[path])[1](incoming)[0], axis)[0]
 
   positions = int(np.prod(stage.produced[1:3]))
   unit = jnp.zeros((positions, positions, channels)).at[jnp.arange(positions), jnp.arange(positions), 0].set(1)
@@ -157,16 +161,36 @@ def patches(net_of: Callable[[], Stages], place: int) -> np.ndarray:
   return np.rint(np.asarray(found)).astype(int)
 
 
-def rows(kernel: Any, channels: int) -> Any:
-  """Returns the weights of a convolution as [channels, entries]; its channels are the first of two axes, or the last.
+@functools.lru_cache(maxsize=64)
+def axis_of(net_of: Callable[[], Stages], place: int) -> int:
+  """Returns the axis of a stage's first weight along which its channels stand; −1 where that is no axis.
 
-  Args:
-    kernel: [channels, entries], as `gradleak.models.layers.Conv` has it, or […, channels] as Flax's.
-    channels: that it makes.
+  Libraries differ in it. It is read from the convolution's own gradient: what comes back to one channel only is the
+  gradient of its weights only.
   """
-  if kernel.ndim == 2 and len(kernel) == channels:
-    return kernel
-  return kernel.reshape(-1, channels).T
+  net = net_of()
+  stage = net.stages[place]
+  params = {path: jnp.zeros(net.shapes[path]) for path in stage.paths}
+
+  def convolved(kernel: jax.Array) -> jax.Array:
+    return net.apply(stage, {**params, stage.first: kernel}, jnp.ones(stage.shape), until=stage.product)
+
+  def told(incoming: jax.Array) -> jax.Array:
+    return jax.vjp(convolved, params[stage.first])[1](incoming)[0]
+
+  given = (np.broadcast_to(one, stage.produced) for one in (1, np.arange(stage.produced[-1])))
+  counts, sums = (np.asarray(jax.jit(told)(jnp.asarray(x, jnp.float32))) for x in given)
+  for axis, size in reversed([*enumerate(counts.shape)]):
+    wanted = counts * np.arange(size).reshape(-1, *[1] * (counts.ndim - 1 - axis))
+    if size == stage.produced[-1] and np.allclose(sums, wanted, rtol=1e-3):
+      return axis
+  return -1
+
+
+def rows(kernel: Any, axis: int) -> Any:
+  """Returns the weights of a convolution as [channels, entries], given the axis of the channels."""
+  order = (axis, *(one for one in range(kernel.ndim) if one != axis))
+  return kernel.transpose(order).reshape(kernel.shape[axis], -1)
 
 
 def direction_of(

@@ -38,7 +38,8 @@ def _channels(model: Model, sample_shape: ImageShape, params: Tree) -> int:
     raise errors.UsageError(
       'no convolution stands before the first dense layer: the attack fidel reads such a network without a decoder'
     )
-  return next((leaf.shape[0] for leaf in reversed(before) if leaf.ndim == 1), before[-1].shape[-1])
+  sizes = [leaf.size for leaf in reversed(before) if leaf.ndim == 1 and leaf.size > 1]  # one entry is a slope's
+  return sizes[0] if sizes else before[-1].shape[-1]
 
 
 def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Tree:

@@ -52,11 +52,10 @@ def in_pixels(model: Model, observation: Observation) -> Observation:
   _, *image = observation.batch_shape
   if model.normalisation is None or model.layers is None:
     return observation
-  layers = model.layers(tuple(image))
-  kernels = [path for path in layers[0].paths if trees.get(observation.update, path).ndim == 2] if layers else []
-  if len(kernels) != 1 or trees.get(observation.update, kernels[0]).shape[0] != math.prod(image):
+  found = next((_dense(layer, observation.update) for layer in model.layers(tuple(image))), None)
+  if found is None or trees.get(observation.update, found[0]).shape[0] != math.prod(image):
     return observation
-  kernel, bias = first_dense_layer(layers, observation.update)
+  kernel, bias = found
   mean, std = (np.tile(np.float32(values), math.prod(image[:-1])).reshape(-1, 1) for values in model.normalisation)
 
   def changed(tree: Tree, made: Callable[[Any, Any], tuple[Any, Any]]) -> Tree:
@@ -79,9 +78,22 @@ def first_dense_layer(layers: Sequence[Layer], update: Tree) -> tuple[tuple[str,
     UsageError: if there is none.
   """
   for layer in layers:
-    leaves = {path: trees.get(update, path) for path in layer.paths}
-    kernels = [path for path, leaf in leaves.items() if leaf.ndim == 2]
-    biases = [path for path, leaf in leaves.items() if leaf.ndim == 1]
-    if len(kernels) == 1 and len(biases) == 1 and leaves[kernels[0]].shape[1] == leaves[biases[0]].shape[0]:
-      return kernels[0], biases[0]
+    found = _dense(layer, update)
+    if found:
+      return found
   raise errors.UsageError('no dense layer with a bias was found, of which the input could be read from the gradient')
+
+
+def _dense(layer: Layer, update: Tree) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+  """Returns the paths of (kernel, bias) of a layer; None where it is not dense with a bias.
+
+  The bias stands beside the kernel. The vectors of a norm behind it, which count as the layer's, stand elsewhere.
+  """
+  leaves = {path: trees.get(update, path) for path in layer.paths}
+  kernels = [path for path, leaf in leaves.items() if leaf.ndim == 2]
+  for kernel in kernels if len(kernels) == 1 else ():
+    width, module = leaves[kernel].shape[1:], kernel[:-1]
+    biases = [path for path, leaf in leaves.items() if leaf.shape == width and path[:-1] == module]
+    if len(biases) == 1:
+      return kernel, biases[0]
+  return None

@@ -199,6 +199,12 @@ def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tupl
       f'the first dense layer takes {size} features, not the {pixels} values of a sample: this attack reads samples of '
       'networks that begin with a dense layer, such as mlp'
     )
+  first = next(layer for layer in layers if trees.get(observation.update, layer.paths[0]).ndim > 1)  # behind any norm
+  if found[0] not in first.paths:
+    raise errors.UsageError(
+      f'the layer {first.name!r} before the first dense layer with a bias is no such layer: this attack reads samples '
+      'of networks that begin with one, such as mlp'
+    )
   return found
 
 

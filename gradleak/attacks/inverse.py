@@ -39,7 +39,7 @@ class Behind(NamedTuple):
   Attributes:
     output: the map behind their last ReLU, [1, H, W, C].
     incoming: the loss's gradient at it.
-    gradients: of the parameters of the stages, by path.
+    gradients: of the parameters of the stages, by path; without those of which nothing is sent.
     slack: an output up to this may be zero or not.
   """
 
@@ -108,7 +108,7 @@ def _residuals(
   incoming = behind.incoming * jnp.where(active, 1, doubtful)
   for stage, pullback, before in zip(reversed(stages), reversed(pullbacks), [*outputs[-2::-1], None], strict=True):
     gradients, at_map = pullback(incoming)
-    for path in stage.paths:
+    for path in (one for one in stage.paths if one in behind.gradients):
       apart = gradients[path] - behind.gradients[path]
       found.append(weights.gradients * apart / _norm(behind.gradients[path]))
     if before is not None:
@@ -201,7 +201,7 @@ def solve(
   step = _stepper(net_of, first, last)
   stages = net_of().stages[first:last]
   own = {path: params[path] for stage in stages for path in stage.paths}
-  given = behind._replace(gradients={path: behind.gradients[path] for path in own})
+  given = behind._replace(gradients={path: x for path, x in behind.gradients.items() if path in own})
   found, left = list(maps), np.inf
   for _ in range(steps):
     moved, before, after = step(found, damping, own, given, weights, iterations=iterations)

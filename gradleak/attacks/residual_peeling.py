@@ -16,7 +16,7 @@ passes, as each residual block does, or a max pool behind one (`gradleak.models.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,7 @@ from gradleak.core.settings import Count, NonNegative
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.models.model import Model
-from gradleak.models.stages import Path, Stage, Stages, stages
+from gradleak.models.stages import Path, Stages, stages
 from gradleak.threat import Observation
 
 _REDUNDANT = 1.5  # equations for each unknown from which on a stage is solved by itself
@@ -116,7 +116,7 @@ class _Run(NamedTuple):
 
   Attributes:
     net_of: () -> `Stages`, one function for all runs.
-    params, observed: parameters and their gradient, float32 by path.
+    params, observed: parameters and their gradient, float32 by path; without gradients of which nothing is sent.
     iterations: of Levenberg–Marquardt at each softness.
     tv: by which the weights of the total variation are multiplied.
     classes: their number.
@@ -176,7 +176,8 @@ def peel(run: _Run) -> Peeled:
   kernel, bias = (np.asarray(run.params[net.dense[0]], np.float64), np.asarray(run.observed[net.dense[1]], np.float64))
   taken, incoming = features(kernel, np.asarray(run.observed[net.dense[0]], np.float64), bias)
   pooled = functools.partial(net.apply, net.head, {})
-  place, label = len(net.stages) - 1, int(np.argmin(bias)) if len(bias) == run.classes else -1  # its share is negative
+  told = net.last and len(bias) == run.classes
+  place, label = len(net.stages) - 1, int(np.argmin(bias)) if told else -1  # its share is negative
 
   x, eigenvalue = closed_map.found(run.net_of, place, run.observed[net.stages[-1].first])
   if not closed_map.blind(run.net_of, place).scale:
@@ -184,15 +185,18 @@ def peel(run: _Run) -> Peeled:
   back = jax.vjp(pooled, run.after(place, x))[1](jnp.asarray(incoming, jnp.float32).reshape(1, -1))[0]
   x, back, left = settled(run, place, x, back)
   maps = [x]
+  if place == 0:  # the map is the image, of which a norm behind it hides the scale
+    x = x / x.max() if closed_map.blind(run.net_of, 0).scale and x.any() else x
+    return Peeled(np.clip(x[0], 0, 1) if eigenvalue < closed_map.EXACT else None, label, [x], eigenvalue)
 
   def behind() -> Behind:
     return Behind(maps[0], back, run.observed, negligible(maps[0]))
 
-  while place > 1 and left < contradiction(net.stages[place]) and enough(run, place - 1, maps[0]):
+  while place > 1 and left < contradiction(run, place) and enough(run, place - 1, maps[0]):
     place -= 1
     x, back, left = stage_input(run, place, behind())
     maps = [x, *maps]
-  if left > contradiction(net.stages[place]):
+  if left > contradiction(run, place):
     return Peeled(None, label, maps, eigenvalue)
   image = first_input(run, place, behind())
   return Peeled(np.clip(image[0][0], 0, 1), label, [*map(np.asarray, image), *maps], eigenvalue)
@@ -200,9 +204,17 @@ def peel(run: _Run) -> Peeled:
 
 def enough(run: _Run, place: int, output: np.ndarray) -> bool:
   """Returns whether the input of a stage can be found by itself: in closed form, or from a start that is its output."""
-  if not closed_map.unread(run.net_of, place):
+  stage, missing = run.net_of().stages[place], withheld(run.net_of, place, run.observed)
+  if not (closed_map.unread(run.net_of, place) or missing):
     return True
-  return run.net_of().stages[place].shortcut and equations(run, place, output) > _REDUNDANT
+  return stage.shortcut and missing in ([], [stage.kernel]) and equations(run, place, output) > _REDUNDANT
+
+
+def withheld(net_of: Callable[[], Stages], place: int, sent: Collection[Path]) -> list[Path]:
+  """Returns the paths that are not sent of those whose gradients give a stage's input in closed form, and its scale."""
+  net = net_of()
+  shift = net.stages[place - 1].shift if place and closed_map.blind(net_of, place).scale else None
+  return [path for path in (net.stages[place].kernel, shift) if path is not None and path not in sent]
 
 
 def settled(run: _Run, place: int, x: Any, incoming: Any) -> tuple[np.ndarray, Any, float]:
@@ -214,10 +226,10 @@ def settled(run: _Run, place: int, x: Any, incoming: Any) -> tuple[np.ndarray, A
     x: the map.
     incoming: the loss's gradient at the map behind.
   """
-  blind, shift = closed_map.blind(run.net_of, place), run.net_of().stages[place - 1].shift
+  blind, shift = closed_map.blind(run.net_of, place), run.net_of().stages[place - 1].shift if place else None
   x = closed_map.grounded(x, blind.classes)
   back = run.back(place, x, incoming)
-  if not blind.scale or shift is None:
+  if not blind.scale or shift not in run.observed:
     return x, back, 0.0
   seen = np.ravel(run.observed[shift])
   for _ in range(_RESCALED):  # more than once, as what a norm adds to the variance depends on the scale
@@ -245,13 +257,13 @@ def negligible(x: np.ndarray) -> float:
 
 def equations(run: _Run, place: int, output: np.ndarray) -> float:
   """Returns how many equations there are for each entry of a stage's input: gradients, and active entries behind."""
-  weights = sum(weight.size for weight in run.own(place).values())
+  weights = sum(run.observed[path].size for path in run.own(place) if path in run.observed)
   return (weights + int((output > negligible(output)).sum())) / np.prod(run.net_of().stages[place].shape)
 
 
-def contradiction(stage: Stage) -> float:
+def contradiction(run: _Run, place: int) -> float:
   """Returns the sum of squares that a map of zeros leaves: a solution that leaves more is none."""
-  return OUTPUT**2 + len(stage.paths)
+  return OUTPUT**2 + sum(path in run.observed for path in run.net_of().stages[place].paths)
 
 
 def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any, float]:
@@ -262,7 +274,7 @@ def stage_input(run: _Run, place: int, behind: Behind) -> tuple[np.ndarray, Any,
   """
   stage = run.net_of().stages[place]
   starts: list[tuple[Any, Sequence[tuple[float, float]]]] = [(_resized(behind.output, stage.shape), _ATTEMPTS)]
-  if not closed_map.unread(run.net_of, place):
+  if not (closed_map.unread(run.net_of, place) or withheld(run.net_of, place, run.observed)):
     x, eigenvalue = closed_map.found(run.net_of, place, run.observed[stage.first])
     if not closed_map.blind(run.net_of, place).scale:
       x = _scaled(functools.partial(run.after, place), x, np.ravel(behind.output))
@@ -342,7 +354,7 @@ def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative =
   Raises:
     UsageError: when run, for a network without such stages, one whose last stage does not start with a convolution
       of as many channels as positions (one less before BatchNorm), one with fewer weights than pixels, a batch of
-      several samples, or a client that shares its delta.
+      several samples, or a client that shares its delta, or nothing of the dense layer or the last stage.
   """
 
   def net_of(observation: Observation) -> Callable[[], Stages]:
@@ -351,12 +363,21 @@ def residual_peeling(client: Client, *, iterations: Count = 6, tv: NonNegative =
     number, *shape = observation.batch_shape
     if number != 1:
       raise errors.UsageError(f'the attack residual_peeling reads the gradient of one sample: the batch has {number}')
-    return _network(client.model, tuple(shape), client.batch_norm == 'train')
+    found, kept = _network(client.model, tuple(shape), client.batch_norm == 'train'), base.unsent(client, observation)
+    net, sent = found(), {path for path, _ in _leaves(observation.update)} - kept
+    needed = [path for path in net.dense if path not in sent] + withheld(found, len(net.stages) - 1, sent)
+    if needed:
+      raise errors.UsageError(
+        f'the attack residual_peeling reads the dense layer and the last stage, and nothing is sent of '
+        f'{", ".join(map("/".join, needed))}: attack a client that trains and shares them'
+      )
+    return found
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
-    both = (observation.variables['params'], observation.update)
+    both, kept = (observation.variables['params'], observation.update), base.unsent(client, observation)
     params, observed = ({path: np.asarray(leaf, np.float32) for path, leaf in _leaves(tree)} for tree in both)
+    observed = {path: leaf for path, leaf in observed.items() if path not in kept}
     found = peel(_Run(net_of(observation), params, observed, iterations, float(tv), observation.num_classes))
     if found.image is None:
       return np.zeros((0, 1)), np.zeros(0)

@@ -23,6 +23,7 @@ PENALTY = 3.0  # on a token of a sequence, in units of what one explains of nois
 ENDED = 10.0  # a sequence may have ended where the residual of all that could follow is so much larger
 ALIKE = 150.0  # the largest ratio of residuals of right vectors that is expected
 EXCHANGES = 4000  # of sequences that are tried, beyond which only similar ones are
+ROUNDING = 1e-8  # of the residual of a random vector; no more is left of vectors in the span where there is no noise
 FALSE = 1.0  # expected number of wrong vectors that a check lets pass in all its tests
 
 
@@ -66,6 +67,9 @@ def block_of(about: FirstBlock, variables: Any, length: int) -> Block:
 def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[np.ndarray]:
   """Returns the tokens of each position whose input of the first block is in the span: the first check.
 
+  The embeddings of a small vocabulary may be in it themselves. Then residuals of wrong tokens are no larger than those
+  of right ones, and all that are rounding are kept.
+
   Args:
     block: the first block.
     span: of its inputs.
@@ -77,16 +81,17 @@ def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[n
   """
   every = residuals(block, span, allowed)
   level = math.log(FALSE / every.size)
-  found = []
+  found, rounding = [], ROUNDING * float(np.mean(span.weights))
   few = len(allowed) < WRONG  # of which many may be right
   wrong = residuals(block, span, np.linspace(0, len(block.table) - 1, WRONG).astype(int)) if few else every
   for place, row in enumerate(every):
     known = subspace.chance(wrong[place])
-    near = np.flatnonzero(known.log_p(row) < level + math.log(10))  # float32 decides roughly, float64 finally
+    # float32 decides roughly, float64 finally
+    near = np.flatnonzero((known.log_p(row) < level + math.log(10)) | (row < 1e3 * rounding))
     exact = span.residual(block.normalised(block.plain(allowed[near], np.full(len(near), place))))
-    kept = known.log_p(exact) < level
+    kept = (known.log_p(exact) < level) | (exact < rounding)
     order = np.argsort(exact[kept], kind='stable')
-    found.append(allowed[near[kept][order]][: _distinct(exact[kept][order], most)])
+    found.append(allowed[near[kept][order]][: _distinct(np.maximum(exact[kept][order], rounding), most)])
   return found
 
 
@@ -223,7 +228,7 @@ def decoded(
   starts = np.cumsum([0, *map(len, tokens)])
   rows = projected(block, np.concatenate(tokens), np.concatenate(places))
   tests = sum(len(own) for own in candidates) * most
-  level = math.log(FALSE / max(tests, 1))
+  level, rounding = math.log(FALSE / max(tests, 1)), ROUNDING * float(np.mean(span.weights))
   growing, ended, width = [Prefix()], [], BEAM * most
   for place, own in enumerate(candidates):
     if not len(own):
@@ -232,7 +237,7 @@ def decoded(
     new = np.arange(starts[place], starts[place + 1])
     residual, inputs = _continued(block, span, rows, growing, new)
     known = subspace.chance(residual[:, len(own) :].ravel())
-    passed = known.log_p(residual[:, : len(own)]) < level
+    passed = (known.log_p(residual[:, : len(own)]) < level) | (residual[:, : len(own)] < rounding)
     grown = []
     for i, one in enumerate(growing):
       least = max(residual[i, : len(own)].min(), TINY)

@@ -108,7 +108,8 @@ class Alternating(Matching):
 
   def begin(self, key: jax.Array, observation: Observation) -> AlternatingState:
     """Returns the state before the first step: the best of the random starts."""
-    keys = jax.random.split(key, self.starts)
+    keys = jax.random.split(key, self.starts + 1)
+    keys, moves = keys[:-1], keys[-1]
 
     def judged(key: jax.Array) -> jax.Array:
       state = self.init(key, observation)
@@ -116,8 +117,9 @@ class Alternating(Matching):
 
     objectives = jax.lax.map(judged, keys)
     best = keys[jnp.argmin(jnp.where(jnp.isnan(objectives), jnp.inf, objectives))]
-    state, moves = self.init(best, observation), jax.random.key_data(jax.random.fold_in(key, 1))
-    return AlternatingState(state, moves, self.same(state.dummy[self.samples.variables.name]), jnp.float32(0))
+    state = self.init(best, observation)
+    order = self.same(state.dummy[self.samples.variables.name])
+    return AlternatingState(state, jax.random.key_data(moves), order, jnp.float32(0))
 
   def alternate(self, state: AlternatingState, observation: Observation) -> tuple[AlternatingState, dict]:
     """Returns the state after a continuous step and, at every `every`-th, the best order; and what is reported."""

@@ -93,6 +93,7 @@ class Stages(NamedTuple):
     stages: from the image to the last map; a ReLU follows each.
     head: from the last map to the input of the first dense layer, [1, features]; it has no parameters.
     dense: paths of the dense layer's (kernel [features, units], bias [units]).
+    last: whether no parameter is used behind that layer, as where it makes the logits.
     places: of every parameter's value in the program.
     shapes: of every parameter.
     constants: values by their places.
@@ -101,6 +102,7 @@ class Stages(NamedTuple):
   stages: tuple[Stage, ...]
   head: Stage
   dense: tuple[Path, Path]
+  last: bool
   places: dict[Path, int]
   shapes: dict[Path, tuple[int, ...]]
   constants: dict[int, Any]
@@ -264,10 +266,10 @@ def _split(flat: _Flat, places: dict[Path, int], image: int, logits: int) -> Sta
     start, source = index + 1, made
   if not ends:
     raise flat.refuse('no ReLU makes a map that alone is used behind it')
-  head, dense = _head(flat, kept[start:], source, by_place, of_image)
+  head, dense, is_last = _head(flat, kept[start:], source, by_place, of_image)
   found = tuple(_stage(part, first, target, flat.shapes, by_place, of_image) for part, first, target in ends)
   shapes = {path: flat.shapes[place] for path, place in places.items()}
-  return Stages(found, head, dense, places, shapes, flat.constants)
+  return Stages(found, head, dense, is_last, places, shapes, flat.constants)
 
 
 def _instead(taken: Sequence[Any], place: int, other: int) -> tuple[Any, ...]:
@@ -287,13 +289,19 @@ def _moved(
   return found
 
 
-def _shift(operations: Sequence[_Operation], target: int, by_place: dict[int, Path], of_image: set[int]) -> Path | None:
-  """Returns the path of the parameter that is added last to each channel of what these operations make."""
+def _carried(operations: Sequence[_Operation], by_place: dict[int, Path]) -> dict[int, Path]:
+  """Returns the parameters by the places that hold one, as it is or in another shape, order or precision."""
   own = dict(by_place)
   for operation in operations:
     given = [own[one] for one in operation.uses if one in own]
-    if len(given) == 1 and operation.primitive.name in (*_SHAPES, 'convert_element_type'):
+    if len(given) == len(operation.uses) == 1 and operation.primitive.name in (*_SHAPES, 'convert_element_type'):
       own[operation.made[0]] = given[0]
+  return own
+
+
+def _shift(operations: Sequence[_Operation], target: int, by_place: dict[int, Path], of_image: set[int]) -> Path | None:
+  """Returns the path of the parameter that is added last to each channel of what these operations make."""
+  own = _carried(operations, by_place)
   by_made = {place: operation for operation in operations for place in operation.made}
   asked = [target]
   while asked:
@@ -319,9 +327,9 @@ def _stage(
   of_image: set[int],
 ) -> Stage:
   """Returns the `Stage` that these operations are."""
-  kernel, product = None, None
+  kernel, product, carried = None, None, _carried(operations, by_place)
   for index, operation in enumerate(operations):
-    own = [by_place[one] for one in operation.uses if one in by_place]
+    own = [carried[one] for one in operation.uses if one in carried]
     moved = _moved(operations[:index], {source}, of_image)
     if operation.primitive.name in _PRODUCTS and len(own) == 1 and moved & set(operation.uses):
       kernel, product = own[0], operation.made[0]
@@ -334,8 +342,8 @@ def _stage(
 
 def _head(
   flat: _Flat, operations: Sequence[_Operation], source: int, by_place: dict[int, Path], of_image: set[int]
-) -> tuple[Stage, tuple[Path, Path]]:
-  """Returns the stage up to the first dense layer, and the paths of its kernel and bias."""
+) -> tuple[Stage, tuple[Path, Path], bool]:
+  """Returns the stage up to the first dense layer, the paths of its kernel and bias, and whether it is the last."""
   for index, operation in enumerate(operations):
     own = [by_place[one] for one in operation.uses if one in by_place]
     if not own:
@@ -350,7 +358,8 @@ def _head(
       biases = [grown[one] for one in uses if one in grown]
       if made in uses and later.primitive.name in ('add', 'add_any') and len(biases) == 1:
         head = Stage(tuple(operations[:index]), source, inputs[0], flat.shapes[source], (), None, None, (), None)
-        return head, (own[0], biases[0])
+        used = {by_place[one] for operation in operations[index:] for one in operation.uses if one in by_place}
+        return head, (own[0], biases[0]), used == {own[0], biases[0]}
       if len(biases) == 1 and later.primitive.name in ('reshape', 'broadcast_in_dim', 'convert_element_type'):
         grown[later.made[0]] = biases[0]
     break

@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from gradleak import Client, Knowledge, Observation, models
-from gradleak.attacks.dense import first_dense_input, in_pixels
-from gradleak.attacks.fidel import combined, from_update, partial_reconstructions, up_to_scale
+from gradleak.attacks import decoded
+from gradleak.attacks.dense import first_dense_input, first_dense_layer, in_pixels
+from gradleak.attacks.fidel import combined, fidel, from_update, partial_reconstructions, up_to_scale
 from gradleak.core import errors, trees
 from gradleak.metrics import revealed
 
@@ -192,3 +193,65 @@ def test_a_layer_behind_convolutions_does_not_take_pixels():
   variables = model.init(jax.random.key(0), (8, 8, 1))
   given = model, Observation(variables, variables['params'], None, Knowledge(), (1, 8, 8, 1), 4)
   assert in_pixels(*given) is given[1]
+
+
+class Normed(nn.Module):
+  """A dense layer, with a norm behind it."""
+
+  norm: nn.Module
+  bias: bool = True
+
+  @nn.compact
+  def __call__(self, x):
+    x = self.norm(nn.Dense(16, use_bias=self.bias)(x.reshape(len(x), -1)))
+    x = nn.Dense(16)(nn.relu(x))
+    return nn.Dense(4)(nn.relu(x))
+
+
+NORMS = {
+  'resnet_mlp': lambda: models.create('resnet_mlp(width=16,depth=1)', 4, init='default'),
+  'layer': lambda: models.from_flax(Normed(nn.LayerNorm())),
+  'scale alone': lambda: models.from_flax(Normed(nn.RMSNorm())),
+  'batch': lambda: models.from_flax(Normed(nn.BatchNorm(use_running_average=True)), mean=[0.5], std=[0.2]),
+}
+
+
+def seen_by(model, batch_norm='train'):
+  """Returns (the client, its observation, the image) of one image of as many pixels as the network has features."""
+  client, image = Client(model, 4, batch_norm=batch_norm), jax.random.uniform(jax.random.key(0), (1, 4, 4, 1))
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(1), (4, 4, 1))
+  update = jax.jit(client.local_update)(None, variables, image, jax.numpy.asarray([1])).update
+  return client, Observation(variables, update, np.zeros((1, 4)), Knowledge(labels='unused'), image.shape, 4), image
+
+
+@pytest.mark.parametrize('name', NORMS)
+def test_a_norm_behind_the_first_dense_layer_does_not_hide_it(name):
+  """The layer that follows takes as many features as the image has pixels: nothing but the rows would tell."""
+  client, seen, image = seen_by(NORMS[name](), 'eval' if name in ('resnet_mlp', 'batch') else 'train')
+  made = fidel()(client)
+  found = jax.jit(made.reconstruct)(made.init(jax.random.key(0), seen), seen).samples
+  np.testing.assert_allclose(found[0], image[0], atol=1e-5)
+
+
+def test_a_layer_without_a_bias_is_not_passed_over_in_silence():
+  client, seen, _ = seen_by(models.from_flax(Normed(nn.RMSNorm(), bias=False)))
+  layers = client.model.layers((4, 4, 1))
+  assert first_dense_layer(layers, seen.update) == (('Dense_1', 'kernel'), ('Dense_1', 'bias'))
+  with pytest.raises(errors.UsageError, match="'Dense_0' before the first dense layer with a bias"):
+    fidel()(client).reconstruct(jax.random.key_data(jax.random.key(0)), seen)
+
+
+def test_channels_are_those_of_the_last_convolution_before_a_dense_layer_with_a_norm():
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.relu(nn.Conv(8, (3, 3), strides=2)(x))
+      x = nn.LayerNorm()(nn.Dense(64)(x.reshape(len(x), -1)))
+      return nn.Dense(4)(nn.relu(x))
+
+  model = models.from_flax(Net())
+  params = model.init(jax.random.key(0), (8, 8, 1))['params']
+  assert decoded._channels(model, (8, 8, 1), params) == 8
+  slope = trees.Layer('Conv_0', (('Conv_0', 'kernel'), ('Conv_0', 'bias'), ('PReLU_0', 'slope')))
+  with_slope = model._replace(layers=lambda shape: (slope, *model.layers(shape)[1:]))
+  assert decoded._channels(with_slope, (8, 8, 1), {**params, 'PReLU_0': {'slope': np.ones(1)}}) == 8

@@ -67,7 +67,7 @@ def observed(digits, module, number=1, **local):
   images, labels = (jnp.asarray(part[:number]) for part in digits)
   model = gl.models.from_flax(module)
   client = Client(model, num_classes=10, **local)
-  variables = model.init(jax.random.key(0), (8, 8, 1))
+  variables = model.init(jax.random.key(0), images.shape[1:])
   keys = iter(jax.random.split(jax.random.key(1), 100))  # norms of untrained networks have no shift
 
   def shifted(path, leaf):
@@ -123,6 +123,74 @@ def test_the_closed_form_gives_the_map_before_the_last_block(digits):
   found, eigenvalue = closed_map.direction_of(numbers, gradient, 256)
   np.testing.assert_allclose(found * np.linalg.norm(truth), np.ravel(truth), atol=1e-5 * np.linalg.norm(truth))
   assert eigenvalue < 1e-9
+
+
+class Ordered(nn.Module):
+  """Two convolutions whose weights have their axes in any order: they are transposed first, or taken as they are."""
+
+  order: str
+  turned: bool = False
+  groups: int = 1  # of the second
+
+  @nn.compact
+  def __call__(self, x, train: bool = False):
+    for place in range(2):
+      groups = self.groups if place else 1
+      sizes = {'H': 3, 'W': 3, 'I': x.shape[-1] // groups, 'O': 16}
+      kernel = self.param(f'weight{place}', nn.initializers.normal(0.3), tuple(sizes[name] for name in self.order))
+      kernel = jnp.einsum(f'{self.order}->HWIO', kernel) if self.turned else kernel
+      names = 'NHWC', 'HWIO' if self.turned else self.order, 'NHWC'
+      given = {'dimension_numbers': names, 'feature_group_count': groups}
+      x = jax.lax.conv_general_dilated(x, kernel, (2 - place,) * 2, [(1, 1)] * 2, **given)
+      x = nn.relu(nn.BatchNorm(use_running_average=not train, name=f'norm{place}')(x))
+    return nn.Dense(10, name='dense')(jnp.mean(x, axis=(1, 2)))
+
+
+def map_of(client, seen, weight):
+  """Returns the map before the last stage, the axis of its weight's channels, and whether the form is exact."""
+  net_of = peeling._network(client.model, (8, 8, 1), True)
+  assert net_of().stages[1].kernel == weight
+  found, eigenvalue = closed_map.found(net_of, 1, by_path(seen.update)[weight])
+  return found, closed_map.axis_of(net_of, 1), eigenvalue < 1e-9
+
+
+@pytest.mark.parametrize('turned', [False, True])
+@pytest.mark.parametrize('order', ['HWIO', 'OIHW', 'IOHW'])
+def test_a_map_is_found_whatever_the_order_of_a_weights_axes(digits, order, turned):
+  client, seen = observed(digits, Ordered(order, turned))
+  found, axis, exact = map_of(client, seen, ('weight1',))
+  net_of, params = peeling._network(client.model, (8, 8, 1), True), by_path(seen.variables['params'])
+  truth = maps_of(net_of(), params, digits[0][:1])[1]
+  assert axis == order.index('O') and exact and correlation(found, truth) > 1 - 1e-6
+
+
+def test_a_network_from_pytorch_gives_the_map_that_flax_gives(digits):
+  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
+  client, seen = observed(digits, Ordered('OIHW'))
+  params = seen.variables['params']
+
+  class Network(torch.nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.conv0 = torch.nn.Conv2d(1, 16, 3, 2, 1, bias=False)
+      self.conv1 = torch.nn.Conv2d(16, 16, 3, 1, 1, bias=False)
+      self.norm0, self.norm1, self.dense = torch.nn.BatchNorm2d(16), torch.nn.BatchNorm2d(16), torch.nn.Linear(16, 10)
+
+    def forward(self, x):
+      x = torch.relu(self.norm0(self.conv0(x)))
+      return self.dense(torch.relu(self.norm1(self.conv1(x))).mean((2, 3)))
+
+  model, variables = gl.models.from_torch(Network().train(), torch.zeros(2, 1, 8, 8))
+  theirs = {f'conv{i}': {'weight': params[f'weight{i}']} for i in range(2)}
+  theirs |= {f'norm{i}': {'weight': params[f'norm{i}']['scale'], 'bias': params[f'norm{i}']['bias']} for i in range(2)}
+  theirs['dense'] = {'weight': params['dense']['kernel'], 'bias': params['dense']['bias']}
+  assert jax.tree.map(jnp.shape, theirs) == jax.tree.map(jnp.shape, variables['params'])
+  other = Client(model, num_classes=10)
+  variables = {**variables, 'params': theirs}
+  update = other.local_update(None, variables, jnp.asarray(digits[0][:1]), jnp.asarray(digits[1][:1])).update
+  found, axis, exact = map_of(other, Observation(**{**vars(seen), 'update': update}), ('conv1', 'weight'))
+  assert axis == 0 and exact
+  np.testing.assert_allclose(found, map_of(client, seen, ('weight1',))[0], atol=1e-4)
 
 
 def windows(side, channels, stride):
@@ -227,6 +295,13 @@ def maps_found(client, seen, digits, monkeypatch):
   return found, maps_of(net_of(), params, digits[0][:1])
 
 
+def run_back(run, last):
+  """Returns what comes back to the last map."""
+  net = run.net_of()
+  at_features = (run.params[net.dense[0]] @ run.observed[net.dense[1]]).reshape(1, -1)
+  return jax.vjp(lambda x: net.apply(net.head, {}, x), last)[1](jnp.asarray(at_features))[0]
+
+
 def near(found, truth):
   return np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
 
@@ -303,9 +378,9 @@ def test_constants_that_a_shortcut_shows_are_not_left_to_the_closed_form(digits,
   net_of = peeling._network(client.model, (8, 8, 1), True)
   run = peeling._Run(net_of, by_path(seen.variables['params']), by_path(seen.update), 6, 1.0, 10)
   truth = maps_of(net_of(), run.params, digits[0][:1])
-  at_features = (run.params[net_of().dense[0]] @ run.observed[net_of().dense[1]]).reshape(1, -1)
-  back = jax.vjp(lambda x: net_of().apply(net_of().head, {}, x), truth[-1])[1](jnp.asarray(at_features))[0]
-  behind = inverse.Behind(truth[2], run.back(2, truth[2], back), run.observed, peeling.negligible(truth[2]))
+  behind = inverse.Behind(
+    truth[2], run.back(2, truth[2], run_back(run, truth[-1])), run.observed, peeling.negligible(truth[2])
+  )
   off = np.asarray(truth[1]) + 0.003 * np.abs(truth[1]).max() * (np.arange(16) < 4)
   monkeypatch.setattr(closed_map, 'found', lambda *given: (off, 1e-12))
   x, _, left = peeling.stage_input(run, 1, behind)
@@ -319,6 +394,57 @@ def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkey
   )
   found, _ = maps_found(client, Observation(**{**vars(seen), 'update': update}), digits, monkeypatch)
   assert found.image is None and len(found.maps) == 1
+
+
+def test_what_is_not_sent_is_no_gradient_of_zero(digits, monkeypatch):
+  client, seen = observed(digits, Small(2), frozen=('block0',))
+  searched = []
+  monkeypatch.setattr(peeling, 'first_input', lambda *given: searched.append(given) or [np.zeros((1, 8, 8, 1))] * 2)
+  attacked(client, seen)
+  ((run, place, behind),) = searched  # the map before a block of which nothing is sent is found with the image
+  net, params = run.net_of(), by_path(seen.variables['params'])
+  truth = maps_of(net, params, digits[0][:1])
+  assert place == 2 and near(behind.output, truth[2])
+  assert peeling.equations(run, 1, truth[2]) < 1
+  weights = inverse.Weights(1e-6)
+  exact = inverse.Behind(truth[2], run.back(2, truth[2], run_back(run, truth[3])), run.observed)
+  for maps in (truth[:1], truth[:2]):
+    left = inverse._residuals(net, net.stages[:2], maps, params, exact, weights)
+    assert max(float(jnp.abs(one).max()) for one in left) < 1e-4
+
+
+class Single(nn.Module):
+  """One stage: a convolution with as many channels as a 4×4 image has positions, the mean, one dense layer or two."""
+
+  norm: bool = True
+  hidden: bool = False
+
+  @nn.compact
+  def __call__(self, x, train: bool = False):
+    x = nn.Conv(16, (7, 7), use_bias=not self.norm, name='conv')(x)
+    x = nn.relu(nn.BatchNorm(use_running_average=not train, name='norm')(x) if self.norm else x)
+    x = jnp.mean(x, axis=(1, 2))
+    x = nn.relu(nn.Dense(10, name='hidden')(x)) if self.hidden else x
+    return nn.Dense(10, name='dense')(x)
+
+
+@pytest.mark.parametrize(('norm', 'hidden'), [(True, False), (False, True)])
+def test_of_one_stage_the_closed_form_is_the_image(digits, norm, hidden):
+  """A hidden layer with as many units as classes does not tell the label."""
+  image = digits[0][3, ::2, ::2]
+  client, seen = observed((image[np.newaxis], digits[1][3:]), Single(norm, hidden))
+  found = attacked(client, seen)
+  np.testing.assert_allclose(found.samples[0], image / image.max() if norm else image, atol=1e-3)  # up to the scale
+  assert found.labels.tolist() == [-1 if hidden else digits[1][3]]
+  noise = jax.tree.map(lambda x: np.random.default_rng(0).normal(size=x.shape).astype(np.float32), seen.update)
+  assert not attacked(client, Observation(**{**vars(seen), 'update': noise})).samples.any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('frozen', ['block0', 'block0/conv2'])
+def test_an_image_comes_back_where_a_part_is_not_sent(digits, frozen):
+  client, seen = observed(digits, Small(2), frozen=(frozen,))
+  assert correlation(attacked(client, seen, iterations=2).samples, digits[0][0]) > 0.9
 
 
 def test_an_image_comes_back_through_two_blocks(digits):
@@ -374,8 +500,12 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
     (Small(width=8), 1, {}, 'first convolution 8 channels'),
     (Small(norm='group', stride=2), 1, {}, 'has a stride, and no BatchNorm'),
     (Small(bottleneck=True), 1, {}, 'filters that hardly overlap'),
+    (Ordered('HWIO', groups=2), 1, {}, 'starts with a convolution of groups'),
     (Small(), 2, {}, 'the batch has 2'),
     (Small(), 1, {'share': 'delta'}, "share='delta'"),
+    (Small(), 1, {'frozen': ('dense',)}, 'nothing is sent of dense/kernel, dense/bias'),
+    (Small(), 1, {'frozen': ('block0/conv1',)}, 'nothing is sent of block0/conv1/kernel'),
+    (Small(stride=2), 1, {'frozen': ('norm',)}, 'nothing is sent of norm/bias'),  # which tells the scale
   ],
 )
 def test_what_it_does_not_read_is_refused(digits, module, number, local, message):

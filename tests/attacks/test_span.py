@@ -281,6 +281,28 @@ def test_the_tokens_of_trained_embeddings(keep, noise):
   assert set(tokens_of(gradient).tolist()) == set(ids.ravel().tolist())
 
 
+@pytest.mark.parametrize('noise', [0.0, 0.03])
+@pytest.mark.parametrize('absent', [0, 4, 9])
+def test_tokens_of_which_more_than_half_occur(absent, noise):
+  """The median row is of a token that occurs: without noise nothing is left out, with noise at most what it hides."""
+  rng, occur = np.random.default_rng(absent), np.arange(30) >= absent
+  gradient = np.where(occur[:, np.newaxis], rng.normal(size=(30, 64)) * rng.uniform(0.5, 2, (30, 1)), 0)
+  seen = gradient + noise * rng.normal(size=gradient.shape)
+  assert set(tokens_of(seen, most=30 - absent)) == set(np.flatnonzero(occur))
+  if noise:
+    assert set(tokens_of(seen, noise**2, most=48)) == set(np.flatnonzero(occur))
+  elif absent:
+    assert set(tokens_of(seen)) == set(tokens_of(seen, most=48)) == set(np.flatnonzero(occur))
+
+
+def test_a_vocabulary_smaller_than_twice_the_tokens():
+  """Its embeddings with positions are nearly all in the span: the first check keeps them, and the second decides."""
+  spec = GPT.replace(f'vocabulary={V}', 'vocabulary=28').replace(f'padding={PAD}', 'padding=27')
+  ids, labels = batch(2, 18, seed=2, vocabulary=27)
+  assert len(np.unique(ids)) > 14
+  assert attacked(*observed(spec, ids, labels)) == expected(ids)
+
+
 # Goals.
 
 

@@ -185,6 +185,27 @@ def test_pairs_of_a_large_vocabulary_share_places():
   assert model.pairs.size == 1 << 22 and seen < other - 2
 
 
+@pytest.mark.parametrize('starts', [1, 3])
+def test_the_keys_of_starts_and_moves_are_disjoint(scenario, monkeypatch, starts):
+  """None is another one, nor one of its children, with which it draws."""
+  begun = []
+
+  def init(self, key, observation):
+    jax.debug.callback(lambda data: begun.append(np.asarray(data)), jax.random.key_data(key))
+    return original(self, key, observation)
+
+  original = attacks.Alternating.init
+  monkeypatch.setattr(attacks.Alternating, 'init', init)
+  observation, _ = observed(scenario, prepared=prior(scenario))
+  attack = gl.attacks.lamp(steps=2, starts=starts, moves=1)(scenario.client)
+  moves = jax.random.wrap_key_data(attack.init(KEY, observation).key)
+  jax.effects_barrier()
+  first = [jax.random.wrap_key_data(data) for data in np.unique(begun, axis=0)]
+  families = [[one, *jax.random.split(one, 8)] for one in (*first, moves)]
+  drawn = {tuple(np.asarray(jax.random.key_data(one)).tolist()) for family in families for one in family}
+  assert len(first) == starts and len(drawn) == 9 * (starts + 1)
+
+
 @pytest.mark.slow
 def test_lamp_alternates(scenario):
   observation, samples = observed(scenario, prepared=None)

@@ -78,13 +78,13 @@ class Evolution:
     """Returns the state before the first generation, whose mean is the latents' own, 0."""
     if observation.knowledge.labels == 'optimised':
       raise errors.UsageError('CMA-ES searches latents, not labels: leave the labels known or inferred')
-    keys = jax.random.split(key)
+    keys = jax.random.split(key, 3)
     made, kept = self.matching.samples.initial(keys[0], observation, observation.targets, self.matching.copies)
     mean = jax.tree.map(jnp.zeros_like, made)
     targets = starting_labels(self.matching.client, observation)
     with standard():
       algorithm = self._algorithm(mean)
-      search = algorithm.init(keys[1], mean, algorithm.default_params)
+      search = algorithm.init(keys[2], mean, algorithm.default_params)
     search = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), search)
     infinite = jnp.asarray(jnp.inf, jnp.float32)
     best = mean, infinite, infinite
