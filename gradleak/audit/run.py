@@ -96,8 +96,8 @@ def audit(
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
       labels, controls, knowledge, rounds, adaptive_attacks, decide, within, level, error_rate.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
-      defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
-      finished one: what is there is not run again.
+      defenses of your own are known to it by their labels and versions; networks, losses and optimizers by what they
+      compute. Defenses and attacks may be added to a finished one: what is there is not run again.
     execution: an `Execution`; its fields may also be given as keyword arguments: group_size, process, shards, split.
     only: label of a defense -> the trials to attack under it; others are left out. None attacks all.
     progress: 'auto', 'bar', 'lines' or 'none', see `engine.progress`; or a function that is called with (attack,

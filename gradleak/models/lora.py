@@ -101,9 +101,8 @@ def lora(
     layout=None if model.layout is None else _adapted_layout(model.layout, rank, chosen),
     citations=(*model.citations, CITATION),
   )
-  return made._replace(
-    first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen)
-  )
+  block = None if model.first_block is None else _adapted_block(model.first_block, merged, chosen)
+  return made._replace(first_block=block).built_in(model.named)
 
 
 def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bool:

@@ -49,6 +49,7 @@ class Model(NamedTuple):
     dtype: of its samples: 'float32', or 'int32' for token ids.
     first_block: what it does up to the dense layers of its first block, for a transformer of tokens.
     layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
+    stands_for: name, `apply` and `penalised` of a built-in network; () for any other.
   """
 
   name: str
@@ -63,6 +64,16 @@ class Model(NamedTuple):
   layout: Layout | None = None
   dtype: str = 'float32'
   first_block: 'FirstBlock | None' = None
+  stands_for: tuple = ()
+
+  @property
+  def named(self) -> bool:
+    """Whether its name says what it computes of its weights, as that of a built-in network does."""
+    return self.stands_for == (self.name, self.apply, self.penalised)
+
+  def built_in(self, where: bool = True) -> 'Model':
+    """Returns the same as a network whose name says what it computes; as it is unless that is so."""
+    return self._replace(stands_for=(self.name, self.apply, self.penalised)) if where else self
 
   @property
   def takes_ids(self) -> bool:

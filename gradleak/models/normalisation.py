@@ -63,4 +63,4 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     layout=model.layout,
     citations=model.citations,
   )
-  return made._replace(normalisation=Normalisation(mean, std))
+  return made._replace(normalisation=Normalisation(mean, std)).built_in(model.named)
