@@ -68,6 +68,7 @@ def views(group: Group, sent: Uploads) -> Views:
   raw: list[Tree | None] = []
   read_rounds = any('uploads' in attack.reads for _, attack in group.attacks)
   stream = group.streams.named('control noise')
+  controlled: set[tuple] = set()
 
   def add(target: Target, made: list[View], upload: Upload, referred: Tree | None) -> None:
     targets.append(target._replace(views=tuple(range(len(found), len(found) + len(made)))))
@@ -85,16 +86,20 @@ def views(group: Group, sent: Uploads) -> Views:
 
   runs = [(i, run, run % group.num_trials) for i, run in enumerate(sent.controls.tolist())]
   for d, (_, bound) in enumerate(group.defenses):
+    # Attacks that read the same may make use of different evidence, and so change differently.
     adaptive_attacks = {
-      (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads): adaptive
+      (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads, adaptive.change): adaptive
       for _, attack in group.attacks
       for adaptive in granted.attackers(group, attack, bound)
     }
-    for (_, reads), adaptive in adaptive_attacks.items():
+    for about, adaptive in adaptive_attacks.items():
+      reads = about[1]
       for i, t in enumerate(sent.trials.tolist()):
         upload, referred = sent_at(d, i)
         add(Target(d, adaptive, reads, t, t, i), observed(adaptive, upload), upload, referred)
-      for i, run, t in runs if adaptive.noise is not None else ():
+      noisy = adaptive.noise is not None and about not in controlled  # equal defenses have the same control runs
+      controlled.add(about)
+      for i, run, t in runs if noisy else ():
         upload, referred = sent.like[d][t]
         key = jax.random.fold_in(stream, run)
         made = [noise_like(key, view) for view in observed(adaptive, upload)]
