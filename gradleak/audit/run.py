@@ -17,7 +17,21 @@ import numpy as np
 
 from gradleak.audit import schema, sequential
 from gradleak.audit.group import Group
-from gradleak.audit.lanes import Key, Planned, Table, expected, label, lowered, planned, run, shown, structures, table
+from gradleak.audit.labelled import Labelled, text
+from gradleak.audit.lanes import (
+  Key,
+  Planned,
+  Table,
+  Variant,
+  expected,
+  label,
+  lowered,
+  planned,
+  run,
+  shown,
+  structures,
+  table,
+)
 from gradleak.audit.plan import Plan, plan
 from gradleak.audit.result import AuditResult, result
 from gradleak.audit.scores import Part, judged, kept, keys_of, scored
@@ -244,11 +258,13 @@ class _Worker:
       if not all(of_structure):
         return None
       _, which, variants = shares[0]
-      group, several = made.groups[which], [part for each in of_structure for part in each]
-      if group.settings.sequential:  # a folder that has grown may hold trials of later looks
-        wanted = expected(group, variants, *_share(group, 0, 1))
-        several = [kept(part, wanted) for part in several]
-      found.append(several)
+      group = made.groups[which]
+      wanted = expected(group, variants, *_share(group, 0, 1))
+      # A folder that has grown may hold trials of later looks, and under one name attacks that no name tells apart.
+      several = [kept(part, wanted) for each in of_structure for part in each]
+      if {key for part in several for key in keys_of(part)} != wanted:
+        return None
+      found.append([part for part in several if part[0]])
     return found
 
   def load(self, name: str) -> list[Part]:
@@ -347,27 +363,35 @@ class _Worker:
 def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
   """Returns (name of the part, index of the group, variants) of each structure; each share has its own.
 
-  The name depends on the methods only, so that it stays the same where others are added to the audit. It is '' where
-  this share has nothing to run.
+  The name depends on the methods only, so that it stays the same where others are added to the audit. Structures that
+  no name tells apart are numbered, and each takes of a part what is its own. It is '' where this share has nothing to
+  run.
   """
   share = '' if count == 1 else f'-{index}of{count}'
   found, names = [], []
   for which, group in enumerate(made.groups):
     for variants in structures(group):
-      method = variants[0].method
       everywhere = expected(group, variants, *_share(group, 0, 1))
       if not everywhere:
         continue  # none of its trials is attacked
-      static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
-      if variants[0].change.simulates is not None:
-        static['learns' if method.adaptive else 'simulates'] = str(variants[0].change.simulates)
-      word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
-      name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
+      name = _name(group, variants[0])
       names.append(name)
       name = f'{name}-{names.count(name)}' if name in names[:-1] else name
       here = everywhere if count == 1 else expected(group, variants, *_share(group, index, count))
       found.append((f'{name}{share}' if here else '', which, variants))
   return found
+
+
+def _name(group: Group, variant: Variant) -> str:
+  """Returns the name of the part of a structure, by one of its variants."""
+  method, simulates = variant.method, variant.change.simulates
+  told: dict[str, Any] = dict(method.static)
+  if simulates is not None:
+    told['learns' if method.adaptive else 'simulates'] = text(Labelled('', simulates))
+  if method.label and not method.factory.__module__.startswith('gradleak.'):  # a function, whose settings are not known
+    told |= {'label': group.attacks[variant.attack].label, 'reads': sorted(method.reads), 'rule': method.label_rule}
+  word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
+  return f'{word}-{zlib.crc32(json.dumps(told, sort_keys=True, default=str).encode()):08x}'
 
 
 class _Work(NamedTuple):
