@@ -82,6 +82,26 @@ def test_equal_defenses_under_two_labels_share_their_control_runs(scenario):
   assert len(set(found)) == len(found) == 2 * 2 + 2 * 2
 
 
+def test_a_defense_that_is_called_as_the_control_runs_has_its_own_rows(scenario, tmp_path):
+  attack, defenses = [gl.attacks.csdlg(steps=1)], [None, gl.defenses.null_gradient()]
+  first = audit(scenario, defenses[:1], attack, workdir=tmp_path)
+  grown = audit(scenario, defenses, attack, workdir=tmp_path)
+  assert rows(grown) == rows(audit(scenario, defenses, attack))
+  assert len(grown.controls) == len(first.controls)
+  assert {row['trial'] for row in grown.rows if row['defense'] == 'null_gradient'} == {0, 1}
+
+
+def test_shares_have_the_control_runs_of_noise_that_others_meet(scenario, tmp_path):
+  attack, defenses = (
+    [gl.attacks.bayes(steps=1, components=2)],
+    {'none': None, 'noise': gl.defenses.gaussian(stddev=0.1)},
+  )
+  only = {'none': [0], 'noise': [1]}
+  for index in range(2):
+    found = audit(scenario, defenses, attack, only=only, workdir=tmp_path, process=(index, 2))
+  assert len({row['trial'] for row in found.controls if row['adaptive'] == 'floor'}) == 2
+
+
 SWEEPS = {
   'a float that decides the structure': [gl.attacks.csdlg(steps=1, roughness=r) for r in (0.1, 0.01)],
   'a number': [gl.attacks.csdlg(steps=1, tv=tv) for tv in (0, 0.5)],

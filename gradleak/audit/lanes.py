@@ -19,7 +19,7 @@ from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.streams import folded, numbered
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Target, Views
+from gradleak.audit.views import Target, Views, called
 from gradleak.core import trees
 from gradleak.core.methods import contents
 from gradleak.core.trees import Tree
@@ -29,7 +29,7 @@ from gradleak.engine.groups import Layout
 from gradleak.federated import Client
 from gradleak.threat import Knowledge, Observation
 
-# What a row is about: (name of the variant, label of the defense, name of the adaptive attack, trial or control run).
+# What a row is about: (name of the variant, what the defense is `called`, the adaptive attack, trial or control run).
 Key = tuple[str, str, str, int]
 
 
@@ -242,7 +242,7 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
     for label, bound in group.defenses:
       adaptive_attacks = [c.name for c in granted.attackers(group, attack, bound) if c.change == variant.change]
       keys |= {
-        (name, label, adaptive, int(t))
+        (name, called(label), adaptive, int(t))
         for adaptive in adaptive_attacks
         for t in trials
         if group.attacks_trial(label, t)

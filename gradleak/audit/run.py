@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradleak.audit import schema, sequential
+from gradleak.audit import granted, schema, sequential
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, text
 from gradleak.audit.lanes import (
@@ -38,7 +38,7 @@ from gradleak.audit.scores import Part, judged, kept, keys_of, scored
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Views, views
+from gradleak.audit.views import Views, called, views
 from gradleak.core import errors
 from gradleak.core.locks import alone
 from gradleak.core.settings import paired
@@ -288,14 +288,19 @@ class _Worker:
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
     trials, controls = _share(group, index, count)
-    known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
+    known = {called(one.label) for one in group.defenses}
     # Where only control runs are missing, one trial and all defenses stay.
     needed = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
     trials = needed if len(needed) else trials[:1]
     if not group.settings.sequential:  # there all stay: the programs and the bits of a look are those of the others
-      defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
-      group = dataclasses.replace(group, defenses=defenses)
-    controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
+      controlled = CONTROL in labels  # control runs may bear the noise of a defense that is not attacked here
+      defenses = tuple(
+        one
+        for one in group.defenses
+        if called(one.label) in labels or (controlled and granted.known_noise(group, one.method))
+      )
+      group = dataclasses.replace(group, defenses=defenses or group.defenses)
+    controls = controls if CONTROL in labels else controls[:0]
     self._note('compiling and computing the uploads …')
     with told(computing(self.progress, 'computing the uploads')):
       sent = uploads(group, trials, controls, self.size)

@@ -15,6 +15,11 @@ from gradleak.core.trees import Tree
 from gradleak.federated import Upload
 
 
+def called(label: str) -> str:
+  """Returns how keys call a defense: never as the control runs, which its label may be."""
+  return f'the defense {label}' if label == CONTROL else label
+
+
 class Target(NamedTuple):
   """What one attacker compares: one view, or several of which it keeps the best match.
 
@@ -38,7 +43,7 @@ class Target(NamedTuple):
 
   def key(self, group: Group, variant: str) -> tuple[str, str, str, int]:
     """Returns what tells the row of this target and a variant of an attack from all others."""
-    label = CONTROL if self.defense < 0 else group.defenses[self.defense].label
+    label = CONTROL if self.defense < 0 else called(group.defenses[self.defense].label)
     return variant, label, self.adaptive.name, self.address
 
 
