@@ -687,7 +687,7 @@ def test_trials_are_added_to_a_finished_work_directory(linear, tmp_path):
 def test_steps_are_those_of_searches(linear):
   """The steps of a training before, of what is a closed form then, have nothing to do with them."""
   attacks = [gl.attacks.csdlg(), gl.attacks.lti(), gl.attacks.bayes(), gl.attacks.lti(steps=9)]
-  given = linear._replace(public=(linear.samples, linear.targets))
+  given = linear._replace(public=(1 - linear.samples, linear.targets))
   (group,) = plan(KEY, given, [None], attacks, 1, gl.AuditSettings(controls=2, steps=70)).groups
   assert [attack.settings['steps'] for _, attack in group.attacks] == [70, 2000, 70, 9]
 

@@ -64,6 +64,18 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
   )
 
 
+def check_public(group: Group, attack: AttackMethod) -> None:
+  """Raises `UsageError` if a private sample is among the public ones, and the attack uses those.
+
+  Control runs would use it, too, and no reconstruction would exceed them.
+  """
+  public, kind = group.scenario.public, group.modality
+  if public is None or not (attack.learns or knowledge(group, attack).auxiliary_data):
+    return
+  use = 'learns from' if attack.learns else 'is given as public'
+  check_apart(fingerprints(kind.cast(public[0])), kind.cast(group.scenario.samples), kind.noun[1], use)
+
+
 def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = None) -> Tree | None:
   """Returns what an attack learns from the public data before it sees an upload; None for most.
 
@@ -77,9 +89,8 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
   """
   if attack.prepare is None:
     return None
+  check_public(group, attack)
   scenario = group.scenario
-  if attack.learns and scenario.public is not None:
-    check_apart(fingerprints(scenario.public[0]), scenario.samples)
   if attack.adaptive and simulates is not None:
     scenario = scenario._replace(client=bind(simulates, scenario.context).client(group.client))
   found = attack.prepare(group.streams.named('prepare'), scenario, attack.settings, group.settings.batch_size)
@@ -91,6 +102,7 @@ def class_means(group: Group, attack: AttackMethod) -> jax.Array | None:
   public = group.scenario.public
   if public is None or not knowledge(group, attack).auxiliary_data or group.client.loss.targets is not CLASSES:
     return None
+  check_public(group, attack)
   samples, labels = public[0], classes_of(public[1], group.client)
   classes = range(group.client.num_classes)
   return jnp.stack([samples[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
@@ -101,5 +113,6 @@ def class_images(group: Group, attack: AttackMethod) -> jax.Array | None:
   known, public = knowledge(group, attack), group.scenario.public
   if public is None or known.labels != 'inferred' or known.label_inference not in label_rules.AUXILIARY:
     return None
+  check_public(group, attack)
   samples, labels = public[0], classes_of(public[1], group.client)
   return label_rules.class_images(samples, labels, group.client.num_classes)

@@ -19,16 +19,17 @@ from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.streams import folded, numbered
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Target, Views
+from gradleak.audit.views import Target, Views, called
 from gradleak.core import trees
+from gradleak.core.methods import contents
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import Defense, bind
+from gradleak.defenses.defense import Bound, Defense, bind
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
 from gradleak.federated import Client
 from gradleak.threat import Knowledge, Observation
 
-# What a row is about: (name of the variant, label of the defense, name of the adaptive attack, trial or control run).
+# What a row is about: (name of the variant, what the defense is `called`, the adaptive attack, trial or control run).
 Key = tuple[str, str, str, int]
 
 
@@ -141,13 +142,14 @@ class Build:
   """(shared, lane) -> (attack, key, observation): what all lanes of one structure do.
 
   Equal ones compile once: weights and uploads are arguments of the program. The method's numbers are not read: a lane
-  brings its own.
+  brings its own. What a simulated defense was made for, such as public data, is part of the program.
   """
 
   method: AttackMethod = dataclasses.field(compare=False)
   structure: Hashable
   client: Client
-  simulates: Defense | None
+  simulates: Hashable
+  bound: Bound = dataclasses.field(compare=False)  # kept, as objects may be compared by which they are
   simulated: Client = dataclasses.field(compare=False)
   knowledge: Knowledge
   sample_shape: tuple[int, ...]
@@ -156,8 +158,10 @@ class Build:
   def of(cls, group: Group, method: AttackMethod, simulates: Defense | None = None) -> 'Build':
     """Returns the function of an attack in a group, on a client with the defense that it simulates."""
     shape = (group.settings.batch_size, *group.scenario.samples.shape[1:])
-    simulated = group.client if simulates is None else bind(simulates, group.scenario.context).client(group.client)
-    return cls(method, method.structure, group.client, simulates, simulated, granted.knowledge(group, method), shape)
+    bound, structure = bind(simulates, group.scenario.context), (method.structure, method.reads)
+    made_for = simulates, contents(bound.arguments)
+    simulated = group.client if simulates is None else bound.client(group.client)
+    return cls(method, structure, group.client, made_for, bound, simulated, granted.knowledge(group, method), shape)
 
   def __call__(self, shared: dict, lane: dict) -> tuple[Any, jax.Array, Observation]:
     """Called while tracing, by the driver."""
@@ -238,7 +242,7 @@ def expected(group: Group, variants: list[Variant], trials: np.ndarray, controls
     for label, bound in group.defenses:
       adaptive_attacks = [c.name for c in granted.attackers(group, attack, bound) if c.change == variant.change]
       keys |= {
-        (name, label, adaptive, int(t))
+        (name, called(label), adaptive, int(t))
         for adaptive in adaptive_attacks
         for t in trials
         if group.attacks_trial(label, t)
@@ -278,11 +282,18 @@ def table(
     'class_images': granted.class_images(group, first),
     'prepared': granted.prepared(group, first, simulates) if learned is None else learned,
   }
+  named = [
+    (v, target, target.key(group, one.name(group))) for v, one in enumerate(variants) for target in _targets(seen, one)
+  ]
+  chosen = [(v, target, key) for v, target, key in named if wanted is None or key in wanted]
+  if wanted is not None and sorted(key for *_, key in chosen) != sorted(wanted):
+    raise RuntimeError(
+      f'{label(group, variants)} would find {len(chosen)} rows, and other {len(wanted)} are wanted: please report this '
+      'defect, with the attacks and defenses of the audit'
+    )
   lanes = [
     Lane(v, target, view, restart)
-    for v, variant in enumerate(variants)
-    for target in _targets(seen, variant)
-    if wanted is None or target.key(group, variant.name(group)) in wanted
+    for v, target, _ in chosen
     for view in target.views
     for restart in range(group.settings.restarts)
   ]

@@ -200,6 +200,7 @@ def _trace(group: Group, attack: Labelled) -> None:
     raise errors.UsageError(
       f'the attack {attack.label!r} learns from public data: give public=(samples, targets) to gradleak.scenario'
     )
+  granted.check_public(group, method)
   if method.prepare is not None and method(client).num_steps:
     return  # what it is made of has to be learned first
   key, samples, targets = jax.random.key(0), group.truth[0], jnp.asarray(group.targets[0])

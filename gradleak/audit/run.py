@@ -15,16 +15,30 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gradleak.audit import schema, sequential
+from gradleak.audit import granted, schema, sequential
 from gradleak.audit.group import Group
-from gradleak.audit.lanes import Key, Planned, Table, expected, label, lowered, planned, run, shown, structures, table
+from gradleak.audit.labelled import Labelled, text
+from gradleak.audit.lanes import (
+  Key,
+  Planned,
+  Table,
+  Variant,
+  expected,
+  label,
+  lowered,
+  planned,
+  run,
+  shown,
+  structures,
+  table,
+)
 from gradleak.audit.plan import Plan, plan
 from gradleak.audit.result import AuditResult, result
 from gradleak.audit.scores import Part, judged, kept, keys_of, scored
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Views, views
+from gradleak.audit.views import Views, called, views
 from gradleak.core import errors
 from gradleak.core.locks import alone
 from gradleak.core.settings import paired
@@ -96,8 +110,8 @@ def audit(
     settings: `AuditSettings`; each of them may also be given as a keyword argument: batch_size, restarts, steps,
       labels, controls, knowledge, rounds, adaptive_attacks, decide, within, level, error_rate.
     workdir: a folder for results and checkpoints; a run that was killed goes on where it stopped. Attacks and
-      defenses of your own are known to it by their labels and their code. Defenses and attacks may be added to a
-      finished one: what is there is not run again.
+      defenses of your own are known to it by their labels and versions; networks, losses and optimizers by what they
+      compute. Defenses and attacks may be added to a finished one: what is there is not run again.
     execution: an `Execution`; its fields may also be given as keyword arguments: group_size, process, shards, split.
     only: label of a defense -> the trials to attack under it; others are left out. None attacks all.
     progress: 'auto', 'bar', 'lines' or 'none', see `engine.progress`; or a function that is called with (attack,
@@ -244,11 +258,13 @@ class _Worker:
       if not all(of_structure):
         return None
       _, which, variants = shares[0]
-      group, several = made.groups[which], [part for each in of_structure for part in each]
-      if group.settings.sequential:  # a folder that has grown may hold trials of later looks
-        wanted = expected(group, variants, *_share(group, 0, 1))
-        several = [kept(part, wanted) for part in several]
-      found.append(several)
+      group = made.groups[which]
+      wanted = expected(group, variants, *_share(group, 0, 1))
+      # A folder that has grown may hold trials of later looks, and under one name attacks that no name tells apart.
+      several = [kept(part, wanted) for each in of_structure for part in each]
+      if {key for part in several for key in keys_of(part)} != wanted:
+        return None
+      found.append([part for part in several if part[0]])
     return found
 
   def load(self, name: str) -> list[Part]:
@@ -272,14 +288,19 @@ class _Worker:
     labels = {defense for _, defense, _, _ in missing}
     group = made.groups[which]
     trials, controls = _share(group, index, count)
-    known = {one.label for one in group.defenses}  # a defense may be called as the control runs are
+    known = {called(one.label) for one in group.defenses}
     # Where only control runs are missing, one trial and all defenses stay.
     needed = np.intersect1d(trials, [trial for _, label, _, trial in missing if label in known])
     trials = needed if len(needed) else trials[:1]
     if not group.settings.sequential:  # there all stay: the programs and the bits of a look are those of the others
-      defenses = tuple(one for one in group.defenses if one.label in labels) or group.defenses
-      group = dataclasses.replace(group, defenses=defenses)
-    controls = controls if any(key[1] == CONTROL for key in missing) else controls[:0]
+      controlled = CONTROL in labels  # control runs may bear the noise of a defense that is not attacked here
+      defenses = tuple(
+        one
+        for one in group.defenses
+        if called(one.label) in labels or (controlled and granted.known_noise(group, one.method))
+      )
+      group = dataclasses.replace(group, defenses=defenses or group.defenses)
+    controls = controls if CONTROL in labels else controls[:0]
     self._note('compiling and computing the uploads …')
     with told(computing(self.progress, 'computing the uploads')):
       sent = uploads(group, trials, controls, self.size)
@@ -347,27 +368,35 @@ class _Worker:
 def _parts(made: Plan, index: int, count: int) -> list[tuple[str, int, list]]:
   """Returns (name of the part, index of the group, variants) of each structure; each share has its own.
 
-  The name depends on the methods only, so that it stays the same where others are added to the audit. It is '' where
-  this share has nothing to run.
+  The name depends on the methods only, so that it stays the same where others are added to the audit. Structures that
+  no name tells apart are numbered, and each takes of a part what is its own. It is '' where this share has nothing to
+  run.
   """
   share = '' if count == 1 else f'-{index}of{count}'
   found, names = [], []
   for which, group in enumerate(made.groups):
     for variants in structures(group):
-      method = variants[0].method
       everywhere = expected(group, variants, *_share(group, 0, 1))
       if not everywhere:
         continue  # none of its trials is attacked
-      static = {name: value for name, value in method.settings.items() if not isinstance(value, float)}
-      if variants[0].change.simulates is not None:
-        static['learns' if method.adaptive else 'simulates'] = str(variants[0].change.simulates)
-      word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
-      name = f'{word}-{zlib.crc32(json.dumps(static, sort_keys=True, default=str).encode()):08x}'
+      name = _name(group, variants[0])
       names.append(name)
       name = f'{name}-{names.count(name)}' if name in names[:-1] else name
       here = everywhere if count == 1 else expected(group, variants, *_share(group, index, count))
       found.append((f'{name}{share}' if here else '', which, variants))
   return found
+
+
+def _name(group: Group, variant: Variant) -> str:
+  """Returns the name of the part of a structure, by one of its variants."""
+  method, simulates = variant.method, variant.change.simulates
+  told: dict[str, Any] = dict(method.static)
+  if simulates is not None:
+    told['learns' if method.adaptive else 'simulates'] = text(Labelled('', simulates))
+  if method.label and not method.factory.__module__.startswith('gradleak.'):  # a function, whose settings are not known
+    told |= {'label': group.attacks[variant.attack].label, 'reads': sorted(method.reads), 'rule': method.label_rule}
+  word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'
+  return f'{word}-{zlib.crc32(json.dumps(told, sort_keys=True, default=str).encode()):08x}'
 
 
 class _Work(NamedTuple):

@@ -14,7 +14,7 @@ from gradleak.audit.group import Group
 from gradleak.audit.lanes import Found, Key, Lane
 from gradleak.audit.uploads import Uploads, fraction_sent
 from gradleak.audit.verdict import CONTROL, exact_alone, is_flat, judge, threshold
-from gradleak.audit.views import Target
+from gradleak.audit.views import Target, called
 from gradleak.core import trees
 from gradleak.core.storage import plain
 from gradleak.defenses.defense import remarks
@@ -65,7 +65,8 @@ def kept(part: Part, wanted: Collection[Key]) -> Part:
 
 def keys_of(part: Part) -> list[tuple]:
   """Returns what each row of a part is about, see `lanes.Key`."""
-  return [tuple(json.loads(key)) for key in part[1]['keys']]
+  keys = zip(map(json.loads, part[1]['keys']), part[0], strict=True)
+  return [(name, label if row['control'] else called(label), *rest) for (name, label, *rest), row in keys]
 
 
 def kept_distance(distances: np.ndarray, diverged_steps: np.ndarray) -> np.ndarray:

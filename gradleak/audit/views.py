@@ -15,6 +15,11 @@ from gradleak.core.trees import Tree
 from gradleak.federated import Upload
 
 
+def called(label: str) -> str:
+  """Returns how keys call a defense: never as the control runs, which its label may be."""
+  return f'the defense {label}' if label == CONTROL else label
+
+
 class Target(NamedTuple):
   """What one attacker compares: one view, or several of which it keeps the best match.
 
@@ -38,7 +43,7 @@ class Target(NamedTuple):
 
   def key(self, group: Group, variant: str) -> tuple[str, str, str, int]:
     """Returns what tells the row of this target and a variant of an attack from all others."""
-    label = CONTROL if self.defense < 0 else group.defenses[self.defense].label
+    label = CONTROL if self.defense < 0 else called(group.defenses[self.defense].label)
     return variant, label, self.adaptive.name, self.address
 
 
@@ -68,6 +73,7 @@ def views(group: Group, sent: Uploads) -> Views:
   raw: list[Tree | None] = []
   read_rounds = any('uploads' in attack.reads for _, attack in group.attacks)
   stream = group.streams.named('control noise')
+  controlled: set[tuple] = set()
 
   def add(target: Target, made: list[View], upload: Upload, referred: Tree | None) -> None:
     targets.append(target._replace(views=tuple(range(len(found), len(found) + len(made)))))
@@ -85,16 +91,20 @@ def views(group: Group, sent: Uploads) -> Views:
 
   runs = [(i, run, run % group.num_trials) for i, run in enumerate(sent.controls.tolist())]
   for d, (_, bound) in enumerate(group.defenses):
+    # Attacks that read the same may make use of different evidence, and so change differently.
     adaptive_attacks = {
-      (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads): adaptive
+      (adaptive.name, None if adaptive is NON_ADAPTIVE else attack.reads, adaptive.change): adaptive
       for _, attack in group.attacks
       for adaptive in granted.attackers(group, attack, bound)
     }
-    for (_, reads), adaptive in adaptive_attacks.items():
+    for about, adaptive in adaptive_attacks.items():
+      reads = about[1]
       for i, t in enumerate(sent.trials.tolist()):
         upload, referred = sent_at(d, i)
         add(Target(d, adaptive, reads, t, t, i), observed(adaptive, upload), upload, referred)
-      for i, run, t in runs if adaptive.noise is not None else ():
+      noisy = adaptive.noise is not None and about not in controlled  # equal defenses have the same control runs
+      controlled.add(about)
+      for i, run, t in runs if noisy else ():
         upload, referred = sent.like[d][t]
         key = jax.random.fold_in(stream, run)
         made = [noise_like(key, view) for view in observed(adaptive, upload)]

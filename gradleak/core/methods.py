@@ -7,11 +7,14 @@ compared, printed, stored, and built many times with other numbers.
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from gradleak.core import errors, grammar
 from gradleak.core.settings import fitting, limits
@@ -55,10 +58,14 @@ class Method:
     return tuple(_number(self.settings[name]) for name in _numeric(self.factory))
 
   @property
+  def static(self) -> dict[str, Any]:
+    """The settings that are no numbers, by name."""
+    return {name: value for name, value in self.settings.items() if name not in _numeric(self.factory)}
+
+  @property
   def structure(self) -> Hashable:
     """What decides the compilation: the factory, the settings that are no numbers, and the arguments."""
-    numeric = _numeric(self.factory)
-    static = tuple((name, identity(value)) for name, value in self.settings.items() if name not in numeric)
+    static = tuple((name, identity(value)) for name, value in self.static.items())
     return self.factory, static, tuple(map(identity, self.arguments))
 
   def build(self, numbers: tuple, *arguments: Any) -> Any:
@@ -170,6 +177,19 @@ def identity(value: Any) -> Hashable:
   except TypeError:
     return 'object', id(value)
   return value
+
+
+def contents(tree: Any) -> Hashable:
+  """Returns what a tree is compared by: arrays by what they hold, and other leaves by `identity`."""
+  leaves, structure = jax.tree.flatten(tree)
+  return structure, tuple(map(_content, leaves))
+
+
+def _content(leaf: Any) -> Hashable:
+  if not isinstance(leaf, jax.Array | np.ndarray) or leaf.dtype == object:
+    return identity(leaf)
+  array = np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+  return str(leaf.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest()
 
 
 def _number(value: Any) -> Any:

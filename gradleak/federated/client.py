@@ -32,6 +32,7 @@ _MANY_STEPS = 16  # of local training, beyond which the attacker recomputes them
 COSTLY = 10  # `extra_gradients` from which on its uploads take long
 
 NO_DEFENSE = optax.identity()  # one object, so that clients without a defense are equal
+DEFAULT_OPTIMIZER = optax.sgd(0.1)  # likewise
 
 
 @jax.tree_util.register_dataclass
@@ -93,7 +94,7 @@ class Client:
   num_classes: Count
   loss: Loss = dataclasses.field(default_factory=cross_entropy)
   share: Annotated[str, Choice(('gradient', 'delta'))] = 'gradient'
-  optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.sgd(0.1))
+  optimizer: optax.GradientTransformation = DEFAULT_OPTIMIZER
   step: optax.GradientTransformation = NO_DEFENSE
   upload: optax.GradientTransformation = NO_DEFENSE
   transform: Callable[..., tuple[jax.Array, jax.Array]] | None = None

@@ -16,6 +16,8 @@ from gradleak.core import errors, settings
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
+from gradleak.federated.augmentation import AUGMENTATIONS
+from gradleak.federated.behaviour import FUNCTIONS, behaviour
 from gradleak.federated.targets import CLASSES, SAMPLES
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
@@ -83,12 +85,9 @@ class Scenario(NamedTuple):
     check_finite(f'the weights of {model.name!r}', variables)
     before = _checked_previous(model, previous, shape)
     known = {name: value for name, value in self.settings.items() if name != 'previous_fingerprint'}
-    return self._replace(
-      variables=dict(variables),
-      previous=before,
-      settings={**known, **_fingerprints(weights=variables, previous=before)},
-      drawn=False,
-    )
+    told = _fingerprints(weights=variables, previous=before)
+    made = self._replace(variables=dict(variables), previous=before, settings={**known, **told}, drawn=False)
+    return made._with_behaviour()
 
   def noted(self, notes: Mapping[str, Any]) -> 'Scenario':
     """Returns the same, with more that is recorded with results, plain JSON by name, such as {'seed': 0}.
@@ -113,9 +112,14 @@ class Scenario(NamedTuple):
     known = {name: value for name, value in self.settings.items() if name not in own}
     described = {**local.recorded(), **_batch_norm(client, self.variables), **_fingerprints(data=(samples, targets))}
     shared = None if self.shared is None else self.shared[places]
-    return self._replace(
-      client=client, samples=samples, targets=targets, settings={**known, **described}, local=local, shared=shared
-    )
+    changed = self._replace(client=client, samples=samples, targets=targets, local=local, shared=shared)
+    return changed._replace(settings={**known, **described})._with_behaviour()
+
+  def _with_behaviour(self) -> 'Scenario':
+    """Returns the same, whose settings have the fingerprints of functions that nothing else describes."""
+    told = behaviour(self.client, self.variables, self.samples, self.targets, self.local is not None)
+    known = {name: value for name, value in self.settings.items() if name not in FUNCTIONS}
+    return self._replace(settings={**known, **told})
 
   def described_by(self, what: str) -> ClientSettings:
     """Returns the `ClientSettings`; raises `UsageError` where a `Client` was given, naming what needs them."""
@@ -205,7 +209,7 @@ def scenario(
   samples, targets = kind.cast(samples, floating), client.loss.targets.kept(targets, floating)
   return Scenario(
     client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn, shared=shared
-  )
+  )._with_behaviour()
 
 
 def _batch_norm(client: Client, variables: Mapping) -> dict[str, str]:
@@ -301,11 +305,35 @@ def _client(
         f'the client trains {client.model.name!r} with {client.num_classes} classes, the scenario has {model.name!r} '
         f'with {num_classes}'
       )
-    local = {'local_epochs': client.epochs, 'local_batch_size': client.batch_size}
-    recorded = {'loss': str(client.loss), 'share': client.share, **(local if client.share == 'delta' else {})}
-    return client.undefended(), recorded, None
+    return client.undefended(), _recorded(client), None
   given = settings.replaced(ClientSettings() if client is None else client, 'gradleak.scenario', **changes)
   return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded(), given
+
+
+def _recorded(client: Client) -> dict[str, Any]:
+  """Returns what a result records of a `Client`, plain JSON, named as `ClientSettings`; of rarer fields what is set."""
+  names = {function: name for name, function in AUGMENTATIONS.items()}
+
+  def rare(one: Client) -> dict[str, Any]:
+    trained = {
+      'sample_order': 'shuffled' if one.shuffled else 'fixed',
+      'order': None if one.order is None else [list(epoch) for epoch in one.order],
+      'last_batch': 'dropped' if one.drop_last else 'kept',
+      'remat': one.remat,
+    }
+    return {
+      'augment': names.get(one.augment, 'own'),
+      'precision': one.precision,
+      'frozen': list(one.frozen),
+      'private': list(one.private),
+      'cohort': one.cohort,
+      **(trained if client.share == 'delta' else {}),
+    }
+
+  usual = rare(Client(client.model, client.num_classes, client.loss))
+  local = {'local_epochs': client.epochs, 'local_batch_size': client.batch_size} if client.share == 'delta' else {}
+  found = {name: value for name, value in rare(client).items() if value != usual[name]}
+  return {'loss': str(client.loss), 'share': client.share, **local, **found}
 
 
 def _checked_public(

@@ -47,7 +47,7 @@ def builtin(factory: Callable[P, Model]) -> Callable[P, Model]:
     settings = methods.checked(factory, settings, 'model')
     model = make(num_classes, init, conv, **settings)  # type: ignore[arg-type]
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
-    return model._replace(name=grammar.written(factory.__name__, given))
+    return model._replace(name=grammar.written(factory.__name__, given)).built_in()
 
   return build  # type: ignore[return-value]
 

@@ -104,7 +104,7 @@ def lora(
     layout=None if model.layout is None else _adapted_layout(model.layout, rank, chosen),
     citations=(*model.citations, CITATION),
     first_block=None if model.first_block is None else _adapted_block(model.first_block, merged, chosen),
-  )
+  ).built_in(model.named)
 
 
 def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bool:

@@ -52,6 +52,7 @@ class Model(NamedTuple):
     layout: how its variables stand in a `state_dict` of PyTorch, for a network that comes from there.
     vocabulary: how many tokens it embeds, for a network of tokens; None where that is not known.
     padding: the id of padding, which counts for nothing; None for none, or where that is not known.
+    stands_for: name, `apply` and `penalised` of a built-in network; () for any other.
   """
 
   name: str
@@ -68,6 +69,16 @@ class Model(NamedTuple):
   first_block: 'FirstBlock | None' = None
   vocabulary: int | None = None
   padding: int | None = None
+  stands_for: tuple = ()
+
+  @property
+  def named(self) -> bool:
+    """Whether its name says what it computes of its weights, as that of a built-in network does."""
+    return self.stands_for == (self.name, self.apply, self.penalised)
+
+  def built_in(self, where: bool = True) -> 'Model':
+    """Returns the same as a network whose name says what it computes; as it is unless that is so."""
+    return self._replace(stands_for=(self.name, self.apply, self.penalised)) if where else self
 
   @property
   def takes_ids(self) -> bool:

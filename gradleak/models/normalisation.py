@@ -62,4 +62,4 @@ def normalised(model: Model, *, pixels: Annotated[str, Choice(STATISTICS)] = 'ci
     lambda variables, images: (variables, passed(images)),
     normalisation=Normalisation(mean, std),
     axes=3,
-  )
+  ).built_in(model.named)

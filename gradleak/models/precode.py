@@ -16,7 +16,7 @@ from gradleak.core.trees import Layer, Tree
 from gradleak.models import layers
 from gradleak.models.model import ImageShape, Model, require
 
-_NAME = 'precode'
+_NAME, BETA = 'precode', 1e-3
 CITATION = 'Scheliga, Mäder, Seeland: PRECODE – A Generic Model Extension to Prevent Deep Gradient Leakage. WACV 2022.'
 
 
@@ -48,7 +48,7 @@ def _init_dense(key: jax.Array, inputs: int, outputs: int) -> dict[str, jax.Arra
 
 @ranged
 @reusable(128)
-def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta: NonNegative = 1e-3) -> Model:
+def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta: NonNegative = BETA) -> Model:
   r"""Returns `model` with a variational bottleneck before its last dense layer.
 
   The features f of a sample become D(z), z = μ + σ·ε with ε ~ N(0, I), where (μ, σ) = E(f). Encoder E
@@ -126,7 +126,7 @@ def precode(model: Model, *, size: Annotated[int, Range(1, 65_536)] = 256, beta:
     penalised=penalised,
     citations=(*model.citations, CITATION),
     layout=None,  # the bottleneck has no tensors of PyTorch
-  )
+  ).built_in(model.named and beta == BETA)  # the size is seen in the weights
 
 
 def _run(

@@ -69,10 +69,10 @@ def create(
   chosen = methods.from_spec(base, REGISTRY, 'model')
   told = {**(known or {}), **({'columns': columns} if columns else {})}
   told = {name: value for name, value in told.items() if name in chosen.settings}
-  model = chosen.factory(num_classes, init, conv, **{**told, **chosen.given})._replace(name=str(base))
+  model = chosen.factory(num_classes, init, conv, **{**told, **chosen.given})._replace(name=str(base)).built_in()
   if len({wrapper.name for wrapper in wrappers}) < len(wrappers):
     raise errors.UsageError(f'a wrapper stands twice in the model {errors.shown(spec)}')
   for wrapper in wrappers:
     chosen = methods.from_spec(wrapper, WRAPPERS, 'wrapper of a model')
-    model = chosen.factory(model, **chosen.given)._replace(name=f'{model.name}+{wrapper}')
+    model = chosen.factory(model, **chosen.given)._replace(name=f'{model.name}+{wrapper}').built_in()
   return model

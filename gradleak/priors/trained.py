@@ -69,20 +69,28 @@ class Prior(NamedTuple):
       check_apart(self.seen, images)
 
 
-def check_apart(seen: np.ndarray, private: np.ndarray) -> None:
-  """Raises `UsageError` if any private image [N, H, W, C] has one of these fingerprints of what is learned from."""
+def check_apart(seen: np.ndarray, private: np.ndarray, noun: str = 'images', use: str = 'learns from') -> None:
+  """Raises `UsageError` if any private sample [N, …] has one of these fingerprints of what an attack uses.
+
+  Args:
+    seen: `fingerprints`.
+    private: the samples.
+    noun: what they are called.
+    use: what the attack does with those that it has.
+  """
   known = np.isin(fingerprints(private), seen)
   if known.any():
     raise errors.UsageError(
-      f'{known.sum()} of the {len(private)} private images are among those that the attack learns from: a prior has to '
-      'be apart from what is attacked; take another split'
+      f'{known.sum()} of the {len(private)} private {noun} are among those that the attack {use}: what an attacker '
+      'holds has to be apart from what is attacked; take another split'
     )
 
 
-def fingerprints(images: np.ndarray) -> np.ndarray:
-  """Returns a fingerprint of the pixels of each image [N, H, W, C] in [0, 1], to eight bits, uint64 [N]."""
-  pixels = np.round(255 * np.asarray(images)).astype(np.uint8)
-  digests = [hashlib.sha256(image.tobytes()).digest()[:8] for image in pixels]
+def fingerprints(samples: np.ndarray) -> np.ndarray:
+  """Returns a fingerprint of each sample [N, …], uint64 [N]: of images [N, H, W, C] in [0, 1] to eight bits."""
+  samples = np.asarray(samples)
+  exact = samples if samples.ndim != 4 else np.round(255 * samples).astype(np.uint8)
+  digests = [hashlib.sha256(one.tobytes()).digest()[:8] for one in exact]
   return np.frombuffer(b''.join(digests), np.uint64)
 
 

@@ -127,7 +127,7 @@ def test_control_runs_under_known_noise_have_the_norms_of_what_the_defense_sends
   data = gl.data.load('digits', 'test', limit=4)
   scenario = gl.scenario(
     gl.models.create('mlp(widths=16)', 10), data.samples, data.targets, key=jax.random.key(0), dataset='digits',
-    public=(data.samples, data.targets),
+    public=(1 - data.samples, data.targets),
   )  # fmt: skip
   defenses, settings = [gl.defenses.gaussian(stddev=0.5)], AuditSettings(controls=3, labels='known')
   (group,) = plan(jax.random.key(1), scenario, defenses, [gl.attacks.bayes(components=2)], 2, settings).groups

@@ -19,7 +19,7 @@ from gradleak.audit import TIMES, granted, lanes, versions
 from gradleak.audit.group import Group
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import CONTROL
-from gradleak.audit.views import Target, Views, noise_like, stack
+from gradleak.audit.views import Target, Views, called, noise_like, stack
 from gradleak.core import errors
 from gradleak.core.storage import Workdir, append_time
 from gradleak.core.trees import Tree
@@ -234,7 +234,7 @@ def _attacked(
 def _keys(group: Group, variant: lanes.Variant, adaptive: AdaptiveAttack) -> Iterator[lanes.Key]:
   """Yields the keys of what one attacker runs: on the update, and on the noise of each control."""
   name = variant.name(group)
-  yield name, group.defenses[0].label, adaptive.name, 0
+  yield name, called(group.defenses[0].label), adaptive.name, 0
   for number in range(group.settings.controls):
     yield name, CONTROL, adaptive.name, number
 
