@@ -12,7 +12,7 @@ from gradleak.models.state_dict import Layout
 from gradleak.servers.imprint import insert
 from gradleak.threat import Knowledge, Observation
 
-FUNCTIONS = {'name', 'init', 'apply', 'features', 'penalised'}
+FUNCTIONS = {'name', 'init', 'apply', 'features', 'penalised', 'stands_for'}
 KNOWN = models.Normalisation((0.5,), (0.2,))
 # What wraps -> (its result, the fields that it changes beside the functions).
 WRAPPERS = {
@@ -36,6 +36,7 @@ def test_what_a_wrapper_does_not_change_is_that_of_its_model(name):
   made = wrap(base)
   for field in set(base._fields) - changed - FUNCTIONS:
     assert getattr(made, field) == getattr(base, field), field
+  assert made.named == (name in registry.WRAPPERS), 'the name says what a wrapper with settings computes'
   assert made.axes == {'normalised': 3, 'standardised': 1}.get(name)
   assert made.normalisation == {'imprint': None, 'lora': KNOWN, 'precode': KNOWN}.get(name, made.normalisation)
 
