@@ -190,7 +190,8 @@ def unmeasured(found: Outcome) -> bool:
 def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[float, float] | None:
   """Returns the interval of our figure, None where there is none; of few trainings, what they leave open.
 
-  Another confidence than 0.95 widens it as Student's t does, with the trials less one degrees of freedom.
+  Another confidence than 0.95 widens it as Student's t does. Its degrees of freedom are the trials with a figure, less
+  one.
   """
   if found.mean is None:
     return None
@@ -198,7 +199,7 @@ def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[floa
     return found.mean - ONE_TRAINING, found.mean + ONE_TRAINING
   if found.low is None or found.high is None:
     return found.mean, found.mean
-  wider = _wider(confidence, (found.trainings or found.n) - 1)
+  wider = _wider(confidence, (found.trainings or len(found.values) or found.n) - 1)
   return found.mean - wider * (found.mean - found.low), found.mean + wider * (found.high - found.mean)
 
 

@@ -205,6 +205,20 @@ def test_a_private_sample_among_the_public_ones_is_refused_before_anything_runs(
   assert audit(known, [None], [gl.attacks.csdlg(steps=1)], controls=1).rows  # which uses none of them
 
 
+def test_rows_that_are_equal_by_chance_are_no_leak_of_the_private_ones():
+  rng = np.random.default_rng(0)
+  told = gl.data.table({'sex': rng.choice(['f', 'm'], 60), 'work': rng.choice(list('abc'), 60)}, np.arange(60) % 2)
+  both = [(told.samples[half], told.targets[half]) for half in (slice(20), slice(20, None))]
+  given = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(told.settings)}
+  known = gl.scenario(gl.models.mlp(2, widths='8'), *both[0], public=both[1], **given)
+  settings = {'start': 'class_average', 'tv': 0.0, 'steps': 1}
+  assert audit(known, [None], [gl.attacks.csdlg(**settings)], controls=1).rows
+  distinct = np.unique(told.samples[:20], axis=0, return_index=True)[1]
+  taken = known.of(distinct)._replace(public=tuple(part[distinct] for part in both[0]))
+  with pytest.raises(gl.UsageError, match='private rows are among those that the attack is given as public'):
+    audit(taken, [None], [gl.attacks.csdlg(**settings)], controls=1)
+
+
 def test_samples_that_are_no_images_are_compared_as_they_are():
   tokens = np.asarray([[1, 2], [257, 258]], np.int32)
   assert len(set(fingerprints(tokens).tolist())) == 2

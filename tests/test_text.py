@@ -172,6 +172,7 @@ def test_a_network_of_another_vocabulary_or_padding_is_refused(make, wrapped):
     return gl.scenario(model, notes.samples, notes.targets, key=jax.random.key(0), modality=modality)
 
   assert made(size, 0).client.model.vocabulary == size
+  assert made(-(-size // 64) * 64, 0).client.model.vocabulary > size  # rounded up, as published ones are
   for vocabulary, padding, words in (
     (258, 0, f'embeds 258 tokens, and the tokeniser has {size}: it is of another'),
     (size + 9, 0, f'give it vocabulary={size}'),

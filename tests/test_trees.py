@@ -39,6 +39,9 @@ def test_the_magnitude_has_no_slope_at_zero():
   second = jax.vmap(jax.grad(jax.grad(lambda y: y**2 * trees.magnitude(y))))(x)
   np.testing.assert_array_equal(second, 6 * np.abs(x))
   np.testing.assert_array_equal(jax.vmap(jax.jacfwd(jax.grad(lambda y: trees.magnitude(y) ** 2)))(x), 2 * sign**2)
+  # As gradient matching nests them: the derivative by a weight, and that of it by the input.
+  nested = jax.grad(lambda y: jax.grad(lambda w: w * trees.magnitude(w * y))(jnp.float32(1)))
+  np.testing.assert_array_equal(jax.vmap(nested)(x), 2 * sign)
 
 
 @pytest.mark.parametrize('count', [1, 99, 100, 150])

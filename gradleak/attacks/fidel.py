@@ -199,13 +199,21 @@ def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tupl
       f'the first dense layer takes {size} features, not the {pixels} values of a sample: this attack reads samples of '
       'networks that begin with a dense layer, such as mlp'
     )
-  first = next(layer for layer in layers if trees.get(observation.update, layer.paths[0]).ndim > 1)  # behind any norm
+  within = found[0][:-1]
+  before = (layer for layer in layers if trees.get(observation.update, layer.paths[0]).ndim > 1)  # behind any norm
+  # Matrices of a module that holds the dense layer stand first, wherever it uses them.
+  first = next(layer for layer in before if found[0] in layer.paths or not _holds(layer.paths[0][:-1], within))
   if found[0] not in first.paths:
     raise errors.UsageError(
       f'the layer {first.name!r} before the first dense layer with a bias is no such layer: this attack reads samples '
       'of networks that begin with one, such as mlp'
     )
   return found
+
+
+def _holds(outer: tuple[str, ...], inner: tuple[str, ...]) -> bool:
+  """Returns whether one module stands inside of another one, by their paths."""
+  return len(outer) < len(inner) and inner[: len(outer)] == outer
 
 
 def surest_first(inputs: jax.Array, shares: jax.Array, alive: jax.Array) -> jax.Array:

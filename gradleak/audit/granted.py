@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, adaptive_attacks
 from gradleak.attacks import labels as label_rules
@@ -13,6 +14,8 @@ from gradleak.federated.scenario import classes_of
 from gradleak.federated.targets import CLASSES
 from gradleak.priors.trained import check_apart, fingerprints
 from gradleak.threat import Knowledge
+
+_CHANCE = 1e-3  # of so many equal samples or more, below which they are the same ones
 
 
 def attackers(group: Group, attack: AttackMethod, bound: Bound) -> list[AdaptiveAttack]:
@@ -67,13 +70,19 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
 def check_public(group: Group, attack: AttackMethod) -> None:
   """Raises `UsageError` if a private sample is among the public ones, and the attack uses those.
 
-  Control runs would use it, too, and no reconstruction would exceed them.
+  Control runs would use it, too, and no reconstruction would exceed them. Where nothing is learned, as many may be
+  among them as is likely by chance: as public samples, such as rows of few columns, that equal one another.
   """
+  from scipy import stats
+
   public, kind = group.scenario.public, group.modality
   if public is None or not (attack.learns or knowledge(group, attack).auxiliary_data):
     return
-  use = 'learns from' if attack.learns else 'is given as public'
-  check_apart(fingerprints(kind.cast(public[0])), kind.cast(group.scenario.samples), kind.noun[1], use)
+  seen, private = fingerprints(kind.cast(public[0])), kind.cast(group.scenario.samples)
+  counts = np.unique(seen, return_counts=True)[1]
+  repeated, shared = counts[counts > 1].sum() / len(seen), np.isin(fingerprints(private), seen).sum()
+  if attack.learns or stats.binom.sf(shared - 1, len(private), repeated) < _CHANCE:
+    check_apart(seen, private, kind.noun[1], 'learns from' if attack.learns else 'is given as public')
 
 
 def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = None) -> Tree | None:

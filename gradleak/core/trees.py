@@ -62,7 +62,7 @@ def _magnitude(x: jax.Array) -> jax.Array:
 
 @_magnitude.defjvp
 def _magnitude_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-  return jnp.abs(primals[0]), jnp.sign(primals[0]) * tangents[0]
+  return _magnitude(primals[0]), jnp.sign(primals[0]) * tangents[0]
 
 
 def magnitude(x: jax.Array) -> jax.Array:

@@ -86,8 +86,7 @@ class Scenario(NamedTuple):
     before = _checked_previous(model, previous, shape)
     known = {name: value for name, value in self.settings.items() if name != 'previous_fingerprint'}
     told = _fingerprints(weights=variables, previous=before)
-    made = self._replace(variables=dict(variables), previous=before, settings={**known, **told}, drawn=False)
-    return made._with_behaviour()
+    return self._replace(variables=dict(variables), previous=before, settings={**known, **told}, drawn=False)
 
   def noted(self, notes: Mapping[str, Any]) -> 'Scenario':
     """Returns the same, with more that is recorded with results, plain JSON by name, such as {'seed': 0}.

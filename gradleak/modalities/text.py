@@ -19,6 +19,7 @@ from gradleak.models import Model
 
 _DIVERGED = 'the trial diverged'
 _SHARE = (0, 1)
+_ROUNDED_UP = 128  # tokens that a network may embed beyond those of its tokeniser, else a hundredth of these
 
 COLUMNS = (
   Column('rouge1', NUMBER, '[0, 1]', 'ROUGE-1, the F1 of shared words; mean over the batch.', _DIVERGED, _SHARE),
@@ -121,10 +122,13 @@ def _marked(made: Tokeniser, text: np.ndarray, truth: np.ndarray | None) -> list
 def _misfit(made: Tokeniser, model: Model) -> str:
   """Returns why a model is of another tokeniser; '' where it is not, or does not say.
 
-  A model may lack the tokens for padding and masks, which are added to those of a file.
+  A model may embed a few more tokens, up to a multiple of eight. It may lack those for padding and masks, which are
+  added to the tokens of a file.
   """
   known = made.size if model.vocabulary is None else model.vocabulary
-  if known > made.size or not made.special.issuperset(range(known, made.size)):
+  more = known - made.size
+  rounded_up = known % 8 == 0 and more <= max(_ROUNDED_UP, made.size // 100)
+  if (more > 0 and not rounded_up) or not made.special.issuperset(range(known, made.size)):
     return (
       f'{model.name!r} embeds {known} tokens, and the tokeniser has {made.size}: it is of another tokeniser, else '
       f'give it vocabulary={made.size}'

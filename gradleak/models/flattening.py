@@ -149,7 +149,8 @@ class _Walk:
     if name == 'concatenate':
       return [self._joined(values, equation.invars, options['dimension'], shapes[0])]
     if first is None:
-      return [self._new(next(value for value in values if _is_array(value)), shape) for shape in shapes]
+      array = next(filter(_is_array, values), None)
+      return [None if array is None else self._new(array, shape) for shape in shapes]
     if name in _REDUCTIONS:
       return [self._reduced(first, options['axes'], shape) for shape in shapes]
     if name in _MOVES or (name in _PARTS and self._channel(first) is None):

@@ -57,7 +57,7 @@ def lora(
 
   def init(key: jax.Array, sample_shape: ImageShape) -> Tree:
     given = model.init(jax.random.fold_in(key, 0), sample_shape)
-    adapters, summed = {}, inputs(tuple(sample_shape))
+    adapters, summed = {}, inputs(tuple(sample_shape), given)
     leaves, _ = jax.tree_util.tree_flatten_with_path(given['params'])
     known = {name for path, _ in leaves for name in trees.path_names(path)[:-1]}
     for name in chosen:
@@ -73,7 +73,8 @@ def lora(
 
   def merged(variables: Mapping, sample_shape: ImageShape = ()) -> Tree:
     """Returns the variables of `model`; the shape of a sample is needed for all but tokens."""
-    summed = inputs(sample_shape)
+    kept = {name: value for name, value in variables.items() if name != _BASE}
+    summed = inputs(sample_shape, {**kept, 'params': variables[_BASE]})
 
     def add(path: tuple, leaf: jax.Array) -> jax.Array:
       name = trees.path_names(path)
@@ -83,7 +84,6 @@ def lora(
       change = jnp.asarray(scale, leaf.dtype) * (adapter['a'] @ adapter['b'])
       return leaf + _unfolded(change, leaf.shape, summed.get(name))
 
-    kept = {name: value for name, value in variables.items() if name != _BASE}
     return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[_BASE])}
 
   def layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
@@ -112,22 +112,25 @@ def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bo
   return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
 
 
-def _inputs(model: Model) -> Callable[[ImageShape], dict[tuple[str, ...], tuple[int, ...]]]:
-  """Returns a function: shape of a sample -> the axes of each matrix that are summed over, where they are others.
+def _inputs(model: Model) -> Callable[[ImageShape, Tree], dict[tuple[str, ...], tuple[int, ...]]]:
+  """Returns (shape of a sample, variables) -> the axes of each matrix that are summed over, where they are others.
 
   All axes but the last are those of inputs in a kernel of Flax. PyTorch's layout names others. Matrices of all other
   networks are followed through a trace, but for networks of tokens: their tables are no kernels.
   """
   if model.layout is not None:
     named = {entry.path[1:]: entry.inputs for entry in model.layout.entries if entry.inputs}
-    return lambda sample_shape: named
+    return lambda sample_shape, variables: named
 
-  @functools.lru_cache(maxsize=64)
-  def traced(sample_shape: ImageShape) -> dict[tuple[str, ...], tuple[int, ...]]:
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), sample_shape))
-    return {path: (1,) for path, order in flattening.orders(model, shapes, sample_shape).items() if order.axis == 1}
+  known: dict[ImageShape, dict[tuple[str, ...], tuple[int, ...]]] = {}
 
-  return (lambda sample_shape: {}) if model.takes_ids else traced
+  def traced(sample_shape: ImageShape, variables: Tree) -> dict[tuple[str, ...], tuple[int, ...]]:
+    if sample_shape not in known:
+      orders = flattening.orders(model, variables, sample_shape)
+      known[sample_shape] = {path: (1,) for path, order in orders.items() if order.axis == 1}
+    return known[sample_shape]
+
+  return (lambda sample_shape, variables: {}) if model.takes_ids else traced
 
 
 def _sides(shape: tuple[int, ...], inputs: tuple[int, ...] | None, rank: int) -> tuple[int, int, int]:

@@ -183,7 +183,7 @@ def relu(z: jax.Array, width: jax.Array) -> jax.Array:
 @relu.defjvp
 def _relu_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
   z, width = primals
-  return jnp.maximum(z, 0), jax.nn.sigmoid(z / width) * tangents[0]
+  return relu(z, width), jax.nn.sigmoid(z / width) * tangents[0]
 
 
 @jax.custom_jvp
@@ -196,4 +196,4 @@ def largest(windows: jax.Array, width: jax.Array) -> jax.Array:
 @largest.defjvp
 def _largest_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
   windows, width = primals
-  return jnp.max(windows, axis=-1), jnp.sum(jax.nn.softmax(windows / width, axis=-1) * tangents[0], axis=-1)
+  return largest(windows, width), jnp.sum(jax.nn.softmax(windows / width, axis=-1) * tangents[0], axis=-1)

@@ -233,6 +233,18 @@ def test_a_norm_behind_the_first_dense_layer_does_not_hide_it(name):
   np.testing.assert_allclose(found[0], image[0], atol=1e-5)
 
 
+def test_a_matrix_of_the_whole_network_that_is_used_last_hides_nothing():
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.relu(nn.Dense(16)(x.reshape(len(x), -1)))
+      return x @ self.param('out', nn.initializers.normal(), (16, 4))
+
+  client, seen, image = seen_by(models.from_flax(Net()))
+  found = fidel()(client).reconstruct(jax.random.key_data(jax.random.key(0)), seen).samples
+  np.testing.assert_allclose(found[0], image[0], atol=1e-5)
+
+
 def test_a_layer_without_a_bias_is_not_passed_over_in_silence():
   client, seen, _ = seen_by(models.from_flax(Normed(nn.RMSNorm(), bias=False)))
   layers = client.model.layers((4, 4, 1))

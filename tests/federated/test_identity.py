@@ -12,7 +12,7 @@ from flax import linen as nn
 import gradleak as gl
 from gradleak.federated import Client
 from gradleak.federated.augmentation import flip
-from gradleak.federated.behaviour import moves
+from gradleak.federated.behaviour import moves, program
 
 MODEL = gl.models.mlp(10, widths='8')
 BASE = {'share': 'delta', 'epochs': 2, 'batch_size': 2}
@@ -144,10 +144,28 @@ def test_losses_and_augmentations_of_a_user_are_told_apart_by_what_they_compute(
   assert of_settings[0].settings != of_settings[1].settings
 
 
+def test_losses_on_probabilities_are_told_apart(data):
+  def of(power):
+    return lambda outputs, targets: -jnp.sum(targets * (1 - outputs) ** power * jnp.log(outputs), axis=-1)
+
+  found = [settings(data, loss=of(power))['loss_fingerprint'] for power in (0, 2)]
+  assert found[0] != found[1]
+
+
+def test_arrays_that_a_program_holds_are_a_part_of_it():
+  def scaled(values):
+    held = jnp.asarray(values, jnp.float32)
+    return lambda x: jax.lax.cond(x[0] > 0, lambda x: x * held, lambda x: jax.jit(jnp.sin)(x), x)
+
+  many, given = np.arange(2000.0), jnp.ones(2000)
+  other = np.where(many == 1000, 0.5, many)  # what the text of a long array leaves out
+  assert program(scaled(many))(given) == program(scaled(many))(given) != program(scaled(other))(given)
+
+
 def test_a_changed_scenario_has_the_fingerprints_of_one_that_is_made_anew(data):
   model, local = gl.models.from_flax(Normed()), gl.ClientSettings(share='delta')
   first, other = (gl.scenario(model, *data, key=jax.random.key(seed), client=local) for seed in range(2))
-  assert first.settings['model_fingerprint'] != other.settings['model_fingerprint']
+  assert first.settings['model_fingerprint'] == other.settings['model_fingerprint']  # weights have their own
   assert first.trained(other.variables).settings == other.settings
   wrapped = gl.losses.wrap(lambda outputs, targets: jnp.sum(jnp.square(outputs - targets), -1))
   there = first.of(slice(None), dataclasses.replace(local, loss=wrapped))

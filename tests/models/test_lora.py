@@ -171,6 +171,25 @@ def test_the_rows_of_a_kernel_are_its_inputs_in_any_layout(name):
   np.testing.assert_allclose(jax.jit(model.apply)(given, images)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
+def blocks(params, images):
+  """A dense layer whose kernel is written into a larger array first."""
+  kernel = jnp.zeros((5, 4), jnp.float32).at[:4, :3].set(params['kernel'])
+  return images.reshape(len(images), -1) @ kernel[:4, :3]
+
+
+def test_networks_that_a_trace_follows_only_in_part_are_adapted():
+  """An initialisation by NumPy cannot be traced, and what is set into zeros is no longer followed."""
+
+  def init(key, shape):
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    return {'kernel': jnp.asarray(rng.normal(size=(shape[0] * shape[1], 3)), jnp.float32)}
+
+  model = lora(models.from_functions(init, blocks), rank=2)
+  variables = model.init(jax.random.key(0), (2, 2, 1))
+  images = jax.random.uniform(jax.random.key(1), (2, 2, 2, 1))
+  np.testing.assert_allclose(jax.jit(model.apply)(variables, images)[0], blocks(variables['base'], images), rtol=1e-6)
+
+
 @pytest.mark.parametrize('spec', ['convnet(width=16)', 'resnet20(width=16)', 'vgg11(width=16)'])
 def test_every_convolution_of_the_library_has_its_features_as_columns(spec):
   base, model, shape = models.create(spec, 3), models.create(f'{spec}+lora(rank=2)', 3), (32, 32, 3)

@@ -8,7 +8,8 @@ from flax import linen as nn
 
 import gradleak as gl
 from gradleak.models import layers
-from gradleak.models.soft_slopes import has_max_pools, soft_slopes
+from gradleak.models.soft_slopes import has_max_pools, largest, soft_slopes
+from gradleak.models.soft_slopes import relu as soft_relu
 
 KEY = jax.random.key(0)
 
@@ -46,6 +47,19 @@ def test_the_slope_of_relu_is_a_sigmoid(relu):
   z = images * kernel
   by_hand = jnp.sum(images * jax.nn.sigmoid(z / (0.7 * jnp.sqrt(jnp.mean(z**2)))), axis=0, keepdims=True)
   np.testing.assert_allclose(slope(made, variables, images, 0.7), by_hand, rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['relu', 'largest'])
+def test_a_slope_is_soft_where_derivatives_are_nested(kind):
+  """As gradient matching nests them: of the derivative by a weight, that by the input."""
+  width, x = jnp.float32(0.7), jnp.asarray([-0.4, 0.0, 0.5])
+
+  def soft(z):
+    return soft_relu(z, width) if kind == 'relu' else largest(jnp.stack([z, 0 * z]), width)
+
+  nested = jax.grad(lambda x: jax.grad(lambda w: w * soft(w * x))(jnp.float32(1)))
+  sigmoid = jax.nn.sigmoid(x / width)
+  np.testing.assert_allclose(jax.vmap(nested)(x), 2 * sigmoid + x * sigmoid * (1 - sigmoid) / width, rtol=1e-5)
 
 
 def test_other_maxima_and_functions_stay_as_they_are():
