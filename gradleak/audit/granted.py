@@ -71,7 +71,7 @@ def check_public(group: Group, attack: AttackMethod) -> None:
   """Raises `UsageError` if a private sample is among the public ones, and the attack uses those.
 
   Control runs would use it, too, and no reconstruction would exceed them. Where nothing is learned, as many may be
-  among them as is likely by chance: as public samples, such as rows of few columns, that equal one another.
+  among them as is likely by chance: rows of few columns, say, equal one another.
   """
   from scipy import stats
 
