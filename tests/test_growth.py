@@ -208,15 +208,17 @@ def test_a_private_sample_among_the_public_ones_is_refused_before_anything_runs(
 def test_rows_that_are_equal_by_chance_are_no_leak_of_the_private_ones():
   rng = np.random.default_rng(0)
   told = gl.data.table({'sex': rng.choice(['f', 'm'], 60), 'work': rng.choice(list('abc'), 60)}, np.arange(60) % 2)
-  both = [(told.samples[half], told.targets[half]) for half in (slice(20), slice(20, None))]
+  attack = gl.attacks.csdlg(start='class_average', tv=0.0, steps=1)
   given = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(told.settings)}
-  known = gl.scenario(gl.models.mlp(2, widths='8'), *both[0], public=both[1], **given)
-  settings = {'start': 'class_average', 'tv': 0.0, 'steps': 1}
-  assert audit(known, [None], [gl.attacks.csdlg(**settings)], controls=1).rows
-  distinct = np.unique(told.samples[:20], axis=0, return_index=True)[1]
-  taken = known.of(distinct)._replace(public=tuple(part[distinct] for part in both[0]))
+
+  def audited(private, public):
+    both = [(told.samples[places], told.targets[places]) for places in (private, public)]
+    return audit(gl.scenario(gl.models.mlp(2, widths='8'), *both[0], public=both[1], **given), [None], [attack])
+
+  assert audited(slice(20), slice(20, None)).rows
+  distinct = np.unique(told.samples, axis=0, return_index=True)[1]
   with pytest.raises(gl.UsageError, match='private rows are among those that the attack is given as public'):
-    audit(taken, [None], [gl.attacks.csdlg(**settings)], controls=1)
+    audited(distinct, distinct)  # where none equals another one, all of them are no chance
 
 
 def test_samples_that_are_no_images_are_compared_as_they_are():
