@@ -207,7 +207,7 @@ def test_a_private_sample_among_the_public_ones_is_refused_before_anything_runs(
 
 def test_rows_that_are_equal_by_chance_are_no_leak_of_the_private_ones():
   rng = np.random.default_rng(0)
-  told = gl.data.table({'sex': rng.choice(['f', 'm'], 60), 'work': rng.choice(list('abc'), 60)}, np.arange(60) % 2)
+  told = gl.data.table({'sex': rng.choice(['f', 'm'], 400), 'work': rng.choice(list('abc'), 400)}, np.arange(400) % 2)
   attack = gl.attacks.csdlg(start='class_average', tv=0.0, steps=1)
   given = {'key': jax.random.key(0), 'modality': gl.modalities.of_config(told.settings)}
 
