@@ -398,8 +398,8 @@ def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
   with pytest.raises(gl.UsageError, match='takes ids of tokens, and a search moves their probabilities'):
     model.apply(variables, jnp.zeros((1, length, size)), False, None)
-  other, variables = gl.models.from_torch(networks.Encoder(size + 5, length), tokens, check=False)
-  with pytest.raises(gl.UsageError, match=f'embeds {size + 5} tokens, and the tokeniser has {size}'):
+  other, variables = gl.models.from_torch(networks.Encoder(size + 6, length), tokens, check=False)
+  with pytest.raises(gl.UsageError, match=f'embeds {size + 6} tokens, and the tokeniser has {size}'):
     gl.scenario(other, notes.samples, notes.targets, variables=variables, **given)
 
 
