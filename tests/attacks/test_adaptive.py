@@ -434,8 +434,8 @@ def test_adaptive_alone_attacks_what_has_no_remedy_like_the_non_adaptive(linear)
   assert [(row['defense'], row['adaptive']) for row in result.rows] == [
     ('none', None), ('prune(rate=0.8)', 'masked'), ('prune(rate=0.8)', 'masked+prior'),
   ]  # fmt: skip
-  with pytest.raises(gl.UsageError, match="unknown knowledge 'awar'; did you mean 'adaptive'"):
-    gl.audit(jax.random.key(7), linear, [None], [attacks.dlg()], 1, knowledge='awar')
+  with pytest.raises(gl.UsageError, match="unknown knowledge 'adaptiv'; did you mean 'adaptive'"):
+    gl.audit(jax.random.key(7), linear, [None], [attacks.dlg()], 1, knowledge='adaptiv')
 
 
 def audit(scenario, defense, *chosen, **settings):
