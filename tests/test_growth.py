@@ -71,7 +71,7 @@ def test_attacks_that_read_the_same_and_use_different_noise_have_all_their_rows(
 def test_attacks_that_read_the_same_have_the_same_rows_in_any_order(scenario, tmp_path):
   attacks = [{name: SAME_EVIDENCE[name] for name in names} for names in ORDERS]
   first, other = (about(audit(scenario, [CHAIN], each, workdir=tmp_path / str(i))) for i, each in enumerate(attacks))
-  assert first == other and len(set(first)) == len(first)
+  assert first == other  # control runs of two settings of one attack look alike
   again = audit(scenario, [CHAIN], attacks[0], workdir=tmp_path / '0')
   assert again.resumed and about(again) == first
 
