@@ -81,7 +81,7 @@ def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[n
   """
   every = residuals(block, span, allowed)
   level = math.log(FALSE / every.size)
-  found, rounding = [], ROUNDING * float(np.mean(span.weights))
+  found, rounding = [], _rounding(span)
   few = len(allowed) < WRONG  # of which many may be right
   wrong = residuals(block, span, np.linspace(0, len(block.table) - 1, WRONG).astype(int)) if few else every
   for place, row in enumerate(every):
@@ -93,6 +93,11 @@ def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[n
     order = np.argsort(exact[kept], kind='stable')
     found.append(allowed[near[kept][order]][: _distinct(np.maximum(exact[kept][order], rounding), most)])
   return found
+
+
+def _rounding(span: Span) -> float:
+  """Returns the residual that is rounding; 0 where the inputs span all directions, and residuals tell nothing."""
+  return ROUNDING * float(np.mean(span.weights)) if np.sum(span.weights) > 0.5 else 0.0
 
 
 def residuals(block: Block, span: Span, allowed: np.ndarray) -> np.ndarray:
@@ -228,7 +233,7 @@ def decoded(
   starts = np.cumsum([0, *map(len, tokens)])
   rows = projected(block, np.concatenate(tokens), np.concatenate(places))
   tests = sum(len(own) for own in candidates) * most
-  level, rounding = math.log(FALSE / max(tests, 1)), ROUNDING * float(np.mean(span.weights))
+  level, rounding = math.log(FALSE / max(tests, 1)), _rounding(span)
   growing, ended, width = [Prefix()], [], BEAM * most
   for place, own in enumerate(candidates):
     if not len(own):
