@@ -81,7 +81,8 @@ def _blind(one: Ordered) -> str:
 def _word(found: dict, one: Ordered, count: int) -> str:
   """Returns which of `SAID` the intervals of a difference are; `count`: of the comparisons in its claim."""
   low, high = _difference(found, one)
-  if -one.margin <= low and high <= one.margin if one.alike else high < 0 if one.margin == 0 else high <= one.margin:
+  below = high <= one.margin if one.margin or one.alike else high < 0
+  if below and (low >= -one.margin or not one.alike):
     return SAID[0]
   low, high = _difference(found, one, 1 - 0.05 / count)
   return SAID[1] if low > one.margin or (one.alike and high < -one.margin) else SAID[2]

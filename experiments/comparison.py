@@ -199,17 +199,13 @@ def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[floa
     return found.mean - ONE_TRAINING, found.mean + ONE_TRAINING
   if found.low is None or found.high is None:
     return found.mean, found.mean
-  wider = _wider(confidence, (found.trainings or len(found.values) or found.n) - 1)
-  return found.mean - wider * (found.mean - found.low), found.mean + wider * (found.high - found.mean)
-
-
-def _wider(confidence: float, freedom: int) -> float:
-  """Returns by which factor an interval is wider than that of 95 %."""
+  freedom = (found.trainings or len(found.values) or found.n) - 1
+  if confidence == 0.95 or freedom < 1:
+    return found.low, found.high
   from scipy import stats
 
-  if confidence == 0.95 or freedom < 1:
-    return 1.0
-  return float(stats.t.ppf((1 + confidence) / 2, freedom) / stats.t.ppf(0.975, freedom))
+  wider = float(stats.t.ppf((1 + confidence) / 2, freedom) / stats.t.ppf(0.975, freedom))
+  return found.mean - wider * (found.mean - found.low), found.mean + wider * (found.high - found.mean)
 
 
 def paper_interval(cell: Cell) -> tuple[float, float] | None:

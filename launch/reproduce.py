@@ -94,7 +94,7 @@ def _check_flags():
   wanted = {
     '--all': ('budget',) if of != ['all'] else (),
     '--dry_run': ('rate',) if not _GIVEN.dry_run else (),
-    '--all or --experiment, without --dry_run': shares if _GIVEN.dry_run or of[:1] in (['list'], ['pages']) else (),
+    '--all or --experiment, without --dry_run': shares if _GIVEN.dry_run or of in (['list'], ['pages']) else (),
     '--experiment, whose runs they share, or to --cluster': shares[1:] if of == ['all'] and not _GIVEN.cluster else (),
     '--experiment, whose run is then not stored': _WEIGHTS if of != ['experiment'] or _GIVEN.dry_run else (),
     '--lpips_weights': ('lpips_backbone',) if _GIVEN.lpips_weights is None else (),

@@ -98,7 +98,6 @@ def prepared(group: Group, attack: AttackMethod, simulates: Defense | None = Non
   """
   if attack.prepare is None:
     return None
-  check_public(group, attack)
   scenario = group.scenario
   if attack.adaptive and simulates is not None:
     scenario = scenario._replace(client=bind(simulates, scenario.context).client(group.client))
@@ -111,7 +110,6 @@ def class_means(group: Group, attack: AttackMethod) -> jax.Array | None:
   public = group.scenario.public
   if public is None or not knowledge(group, attack).auxiliary_data or group.client.loss.targets is not CLASSES:
     return None
-  check_public(group, attack)
   samples, labels = public[0], classes_of(public[1], group.client)
   classes = range(group.client.num_classes)
   return jnp.stack([samples[labels == c if (labels == c).any() else slice(None)].mean(axis=0) for c in classes])
@@ -122,6 +120,5 @@ def class_images(group: Group, attack: AttackMethod) -> jax.Array | None:
   known, public = knowledge(group, attack), group.scenario.public
   if public is None or known.labels != 'inferred' or known.label_inference not in label_rules.AUXILIARY:
     return None
-  check_public(group, attack)
   samples, labels = public[0], classes_of(public[1], group.client)
   return label_rules.class_images(samples, labels, group.client.num_classes)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
@@ -183,6 +184,11 @@ def contents(tree: Any) -> Hashable:
   """Returns what a tree is compared by: arrays by what they hold, and other leaves by `identity`."""
   leaves, structure = jax.tree.flatten(tree)
   return structure, tuple(map(_content, leaves))
+
+
+def program_text(program: Any) -> str:
+  """Returns a traced program as text, without the addresses of functions in this process."""
+  return re.sub('0x[0-9a-f]+', '', str(program))
 
 
 def _content(leaf: Any) -> Hashable:

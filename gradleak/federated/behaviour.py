@@ -5,7 +5,6 @@ on every device, and no rounding matters. Another version of JAX may trace anoth
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gradleak.core.methods import contents, program_text
 from gradleak.core.promotion import promoting
 from gradleak.core.reuse import reusable
 from gradleak.core.trees import Tree
@@ -24,7 +24,6 @@ from gradleak.models import Model
 
 FUNCTIONS = ('model_fingerprint', 'loss_fingerprint', 'augment_fingerprint', 'optimizer_fingerprint')
 _SAMPLES = 2
-_ADDRESS = re.compile(r'0x[0-9a-f]+')  # of an object in this process
 
 
 def behaviour(
@@ -65,12 +64,8 @@ def program(function: Callable, *static: Any) -> Callable[..., str]:
 @reusable(64)
 def _traced(function: Callable, static: tuple, structure: Any, shapes: tuple) -> str:
   closed = jax.make_jaxpr(lambda *given: function(*static, *given))(*structure.unflatten(shapes))
-  found = hashlib.sha256(_ADDRESS.sub('', str(closed)).encode())
-  for value in _constants(closed):
-    is_key = jnp.issubdtype(jnp.asarray(value).dtype, jax.dtypes.prng_key)
-    array = np.asarray(jax.random.key_data(value) if is_key else value)
-    found.update(f'{array.dtype}{array.shape}'.encode() + array.tobytes())
-  return found.hexdigest()[:16]
+  held = contents([jnp.asarray(value) for value in _constants(closed)])
+  return hashlib.sha256(f'{program_text(closed)}{held}'.encode()).hexdigest()[:16]
 
 
 def _constants(program: Any) -> Iterator[Any]:
@@ -85,12 +80,13 @@ def _constants(program: Any) -> Iterator[Any]:
 
 def moves(optimizer: optax.GradientTransformation, params: Tree) -> str:
   """Returns the fingerprint of an optimizer, of its start and of a step, on parameters like these."""
-  return program(_moved, promoting(optimizer))(jax.tree.map(jnp.asarray, params))
+  return program(_moved, optimizer)(params)
 
 
 def _moved(optimizer: optax.GradientTransformation, params: Tree) -> tuple[Tree, Tree]:
-  state = optimizer.init(params)
-  return state, jax.jit(optimizer.update)(params, state, params)
+  chain = promoting(optimizer)
+  state = chain.init(params)
+  return state, jax.jit(chain.update)(params, state, params)
 
 
 def _passed(model: Model, train: bool, variables: Mapping, samples: jax.Array, key: jax.Array) -> tuple[Tree, ...]:

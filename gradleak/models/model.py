@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from flax import linen as nn
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from gradleak.core import errors, trees
+from gradleak.core import errors, methods, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.trees import Layer, Tree
 from gradleak.models import convolution, masked, modes, repeated
@@ -444,7 +443,7 @@ def _modes(model: Model, structure: Any, shapes: tuple, sample_shape: ImageShape
     return jax.make_jaxpr(lambda variables, samples: model.apply(variables, samples, train, None))(variables, samples)
 
   train, evaluation = traced(True).jaxpr, traced(False).jaxpr
-  texts = {re.sub('0x[0-9a-f]+', '', str(one)) for one in (train, evaluation)}  # without addresses of functions
+  texts = {methods.program_text(one) for one in (train, evaluation)}
   given = {id(variable) for variable in train.invars}
   return len(texts) == 1, any(id(variable) not in given for variable in train.outvars[1:])
 
