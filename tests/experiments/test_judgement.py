@@ -15,6 +15,7 @@ from experiments import claims, comparison, judgement, pages, results, table
 from experiments.claims import Ordered
 from experiments.comparison import Cell, Outcome
 from experiments.experiment import Experiment, Run
+from gradleak.core import statistics
 
 TABLES = pathlib.Path(launch.__file__).parent.parent / 'results' / 'tables'
 RUN = Run('digits', 'mlp', 'csdlg(steps=2)', {'none': 'none', 'GC': 'prune(rate=0.9)', 'DP': 'gaussian'}, 4)
@@ -244,6 +245,15 @@ def test_a_claim_of_many_comparisons_is_contradicted_by_noise_at_most_as_often_a
   far[2] = far[2]._replace(mean=4.0, low=1.5, high=6.5)  # beyond 95 %, and not beyond 99.8 %
   assert claims.judged(toy(cells), far, 'paper', claim)[claim[0]] == 'undecided'
   assert claims.judged(toy(cells), far, 'paper', claim[:1])[claim[0]] == 'does not hold'
+
+
+def test_diverged_trials_widen_no_interval_of_another_confidence_less():
+  cell = Cell('digits', 'none', 'psnr', 'run', 'none')
+  mean, low, high = statistics.mean_interval([8.0, 13.0], 0.95)
+  found = Outcome(mean, low, high, 6, 1, 4, values={0: 8.0, 3: 13.0})  # four of six diverged
+  assert comparison.interval(cell, found) == (low, high)
+  exact = statistics.mean_interval([8.0, 13.0], 0.99)[1:]
+  assert comparison.interval(cell, found, 0.99) == pytest.approx(exact)
 
 
 def test_shares_of_different_counts_are_compared_as_shares():

@@ -160,6 +160,7 @@ def test_arrays_that_a_program_holds_are_a_part_of_it():
   many, given = np.arange(2000.0), jnp.ones(2000)
   other = np.where(many == 1000, 0.5, many)  # what the text of a long array leaves out
   assert program(scaled(many))(given) == program(scaled(many))(given) != program(scaled(other))(given)
+  assert program(jnp.sin)(given) != program(jnp.cos)(given)  # which hold none
 
 
 def test_a_changed_scenario_has_the_fingerprints_of_one_that_is_made_anew(data):
