@@ -102,6 +102,7 @@ class Run(Study):
       first ones.
     training: how the attacked model was trained, its BatchNorm in train mode; None attacks it untrained.
     weights: a file of weights with PyTorch's names, in place of that training; '' trains.
+    image_size: the side in pixels to which all images are resized; None keeps theirs.
     changed: name of an attack or defense -> its settings that replace those in its text; a function is given the value
       in the text.
   """
@@ -118,6 +119,7 @@ class Run(Study):
   bias: float | None = None
   training: Training | None = None
   weights: str = ''
+  image_size: int | None = None
   changed: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
 
   inner: ClassVar[tuple[str, ...]] = ('settings', 'client')
@@ -161,8 +163,9 @@ class Run(Study):
     """Returns name -> value of all settings, those of the training and of the texts of methods last."""
     training = vars(self.training) if self.training else {}
     specs = [s for text in (self.attack_text(), *self.texts().values()) for s in grammar.parse_chain(text, 'method')]
+    own = {name: value for name, value in super().described().items() if name != 'image_size' or value}
     return {
-      **super().described(),
+      **own,
       **{f'training {name}': value for name, value in training.items()},
       **{f'{spec.name} {name}': value for spec in specs for name, value in spec.settings},
     }
@@ -200,16 +203,17 @@ class Run(Study):
     limit = self.trials * self.settings.batch_size
     # The train split is not held out from weights of unknown training.
     tested = self.training.tested if self.training and self.weights else 0
-    private = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=limit + tested)
+    options = {'data_dir': data_dir, 'image_size': self.image_size}
+    private = gl.data.load(self.dataset, 'test', limit=limit + tested, **options)
     others = (private.samples[limit:], private.targets[limit:]) if tested else None
     private = private._replace(samples=private.samples[:limit], targets=private.targets[:limit])
-    gallery = gl.data.gallery(self.dataset, 'test', data_dir=data_dir)
+    gallery = gl.data.gallery(self.dataset, 'test', **options)
     trained = self.training.held if self.training and not self.weights else 0
     # A class may be rare among the first images: enough are read to fill it.
     pool = self.public if self.bias is None else self.public * max(1, round(1.5 * private.num_classes * self.bias) + 1)
     if not pool + trained:
       return Data(private, None, others, gallery)
-    train = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=pool + trained)
+    train = gl.data.load(self.dataset, 'train', limit=pool + trained, **options)
     public = None
     if self.public:
       chosen = np.arange(self.public) if self.bias is None else biased(train.targets[:pool], self.public, self.bias)

@@ -43,7 +43,13 @@ def _dga(dataset, defenses, **others):
 
 def _gia(dataset, defenses, attack='gia', wrapper='', **others):
   """Returns an audit of ConvNet; `wrapper` is '' or '+' and what it stands in, such as a normalisation."""
-  mini = {'model': f'convnet(width=8){wrapper}', 'trials': 4, 'controls': 4, **others.pop('mini', {})}
+  mini = {
+    'model': f'convnet(width=48){wrapper}',
+    'image_size': 12,
+    'trials': 6,
+    'controls': 4,
+    **others.pop('mini', {}),
+  }
   given = {'trials': 100, 'public': 100, 'client': ClientSettings(batch_norm='eval'), **others}
   return Run(dataset, f'convnet(width=64){wrapper}', attack, defenses, **given, mini=mini)
 
@@ -187,7 +193,7 @@ def _table_3b():
     'graddefense_3b',
     'Table III [B]: size of the root dataset',
     'A hundred public images are enough to measure the leakage risk: 400 change the PSNR by less than 1 dB.',
-    {dataset: _gia(dataset, defenses, public=400, mini={'trials': 6}) for dataset in figures},
+    {dataset: _gia(dataset, defenses, public=400) for dataset in figures},
     cells,
     'Only part of this table could be read for CIFAR-10; the other cells are left empty.',
   )
@@ -205,7 +211,7 @@ def _table_3c():
       name = f'{dataset}_{round(100 * bias)}'
       # The undefended run is the same for all root sets.
       defenses = {**({'none': 'none'} if bias == 0.1 else {}), 'Ours': _ours(0.3)}
-      runs[name] = _gia(dataset, defenses, bias=bias, mini={'trials': 6})
+      runs[name] = _gia(dataset, defenses, bias=bias)
       if bias == 0.1:
         cells += _pair(NAMES[dataset], 'none', name, 'none')
       cells += _pair(NAMES[dataset], f'bias {bias}', name, 'Ours', *lines.get(bias, (None, None)))
@@ -231,7 +237,7 @@ def _table_3e():
   settings = AuditSettings(knowledge='both', adaptive_attacks=('compensated',))
   runs, cells = {}, []
   for dataset, lines in figures.items():
-    runs[dataset] = _gia(dataset, defenses, settings=settings, mini={'trials': 6})
+    runs[dataset] = _gia(dataset, defenses, settings=settings)
     cells += _pair(NAMES[dataset], 'none', dataset, 'none')
     for label, figure in zip(('clipping', 'no clipping'), lines, strict=True):
       cells += _pair(NAMES[dataset], f'{label}, not compensated', dataset, label)
@@ -443,7 +449,7 @@ def _table_3e_accuracy():
 EXPERIMENTS = (
   _table_1(),
   _table_2('A', _dga, 0.2, 0.8, 0.6, TABLE_2A, 'deep gradient attack', trials=48),
-  _table_2('B', _gia, 0.3, 0.9, 0.8, TABLE_2B, 'gradient inverting attack', trials=12),
+  _table_2('B', _gia, 0.3, 0.9, 0.8, TABLE_2B, 'gradient inverting attack', trials=8),
   _attack_readings(),
   _table_3a(),
   _table_3b(),

@@ -234,9 +234,8 @@ def load(
 def gallery(name: str, split: str = 'test', **options: Any) -> Candidates:
   """Returns noise in place of `gradleak.data.gallery`."""
   if name in data.EMBEDDED:
-    return _gallery(name, split)
-  del options
-  found = load(name, split, limit=101)
+    return _gallery(name, split, **options)
+  found = load(name, split, limit=101, **options)
   return Candidates(found.samples, found.targets, False, found.class_names)
 
 
