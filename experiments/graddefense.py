@@ -120,7 +120,7 @@ def _attack_readings():
   figures = dict(zip(('Ours', 'GC', 'DP-G', 'DP-L', 'PLD', 'PLD, muted'), TABLE_2B['mnist'], strict=True))
   runs, cells = {}, []
   for column, (name, attack, wrapper) in ATTACKS_2B.items():
-    runs[name] = _gia('mnist', defenses, attack, wrapper, settings=MUTED)
+    runs[name] = _gia('mnist', defenses, attack, wrapper, settings=MUTED, mini={'trials': 4})
     for row, adaptive in (*((label, None) for label in labels), ('PLD, muted', 'muted')):
       paper = figures.get(row, ()) if name == 'signed' else ()
       cells += _pair(column, row, name, row.partition(',')[0], *paper, adaptive=adaptive)
@@ -211,7 +211,7 @@ def _table_3c():
       name = f'{dataset}_{round(100 * bias)}'
       # The undefended run is the same for all root sets.
       defenses = {**({'none': 'none'} if bias == 0.1 else {}), 'Ours': _ours(0.3)}
-      runs[name] = _gia(dataset, defenses, bias=bias)
+      runs[name] = _gia(dataset, defenses, bias=bias, mini={'controls': 2})
       if bias == 0.1:
         cells += _pair(NAMES[dataset], 'none', name, 'none')
       cells += _pair(NAMES[dataset], f'bias {bias}', name, 'Ours', *lines.get(bias, (None, None)))
@@ -449,7 +449,7 @@ def _table_3e_accuracy():
 EXPERIMENTS = (
   _table_1(),
   _table_2('A', _dga, 0.2, 0.8, 0.6, TABLE_2A, 'deep gradient attack', trials=48),
-  _table_2('B', _gia, 0.3, 0.9, 0.8, TABLE_2B, 'gradient inverting attack', trials=8),
+  _table_2('B', _gia, 0.3, 0.9, 0.8, TABLE_2B, 'gradient inverting attack', trials=6),
   _attack_readings(),
   _table_3a(),
   _table_3b(),
