@@ -118,6 +118,19 @@ def test_private_and_other_images_are_different_ones():
   assert (data.public[1] == 0).sum() == 5
 
 
+def test_all_images_of_a_run_are_resized():
+  run = dataclasses.replace(RUN.scaled('smoke'), public=10, training=Training(1, 2, 3), image_size=5)
+  data = run.load(None)
+  read = (data.private.samples, data.public[0], data.others[0], data.gallery.samples)
+  assert {images.shape[1:] for images in read} == {(5, 5, 1)}
+
+
+def test_a_size_is_told_where_a_scale_sets_one():
+  run = dataclasses.replace(RUN, mini={'image_size': 12})
+  assert run.changes('mini') == ['image_size 12 instead of the published'] and not RUN.image_size
+  assert not any('image_size' in text for text in RUN.changes('mini'))
+
+
 def test_no_others_are_read_where_none_are_needed():
   data = RUN.scaled('smoke').load(None)
   assert data.public is None and data.others is None

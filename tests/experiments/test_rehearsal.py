@@ -89,6 +89,8 @@ def test_data_are_noise_in_their_shape():
     found = gl.data.load('mnist', 'train', limit=2500)
     assert gl.data.load('cifar10', limit=2, image_size=25, channels=1).samples.shape == (2, 25, 25, 1)
     assert gl.data.gallery('mnist', 'test').samples.shape == (101, 28, 28, 1)
+    assert gl.data.gallery('mnist', 'test', image_size=12).samples.shape == (101, 12, 12, 1)
+    assert gl.data.gallery('faces', 'test', image_size=9).samples.shape[1:] == (9, 9, 1)
     assert len(gl.data.load('faces', limit=3).samples) == 3
     for name, split, limit in (('mnist', 'test', 10_001), ('svhn', 'test', 1)):
       with pytest.raises(errors.UsageError, match=name):
