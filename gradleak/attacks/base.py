@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import hashlib
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -139,6 +141,12 @@ class AttackMethod(Method):
   def learns(self) -> bool:
     """Whether it learns from the scenario's public samples before it sees an upload; with a `file`, others did."""
     return self.prepare is not None and not self.settings.get('file')
+
+  @property
+  def content(self) -> str:
+    """Eight hexadecimal digits of what its `file` holds; '' without one, or where none can be read."""
+    path = pathlib.Path(self.settings.get('file') or '')
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:8] if path.is_file() else ''
 
   def takes(self, settings: dict[str, Any]) -> bool:
     """Returns whether it has all of these settings."""

@@ -15,8 +15,12 @@ class Labelled(NamedTuple):
 
 
 def text(one: Labelled) -> str:
-  """Returns what a label stands for, with the version of a user's own method: another version is another method."""
-  return f'{one.method}, version {one.method.version}' if one.method.version else str(one.method)
+  """Returns what a label stands for: another version of a user's own method is another method.
+
+  So is an attack whose `file` has another content.
+  """
+  told = {'version': one.method.version, 'content': getattr(one.method, 'content', '')}
+  return ', '.join([str(one.method), *(f'{name} {value}' for name, value in told.items() if value)])
 
 
 def listed(entries: Any) -> list | Mapping:

@@ -16,6 +16,7 @@ from gradleak import Knowledge, Observation, UsageError
 from gradleak.attacks import generative, matching
 from gradleak.attacks.matching import evolution
 from gradleak.attacks.matching.optimizers import first_order, into_l1_ball, within
+from gradleak.audit import labelled
 from gradleak.core import trees
 from gradleak.priors import gan, latent, trained
 from tests.attackers import noise_like, psnr, run
@@ -360,6 +361,23 @@ def test_attacks_that_hold_the_same_prior_train_it_once(monkeypatch, digits):
   others = weights(ggl, seed=1), weights(ggl, images=public[:-1]), weights(gl.attacks.ggl(**few | {'width': 3}))
   assert others == (3, 4, 5) and weights(gias) == 6  # the first one is no longer kept
   assert trained_on[:2] == [('Generator', 20, len(public)), ('Denoiser', 20, len(public))]
+
+
+def test_a_file_of_another_content_is_another_attack(tmp_path):
+  path = tmp_path / 'prior.npz'
+  attack = gl.attacks.ggl(file=str(path))
+
+  def stands_for():
+    return labelled.text(labelled.Labelled('ggl', attack))
+
+  missing = stands_for()
+  path.write_bytes(b'first')
+  first = stands_for()
+  path.write_bytes(b'second')
+  assert missing == str(attack) and len({missing, first, stands_for()}) == 3
+  path.write_bytes(b'first')
+  assert stands_for() == first
+  assert labelled.text(labelled.Labelled('csdlg', gl.attacks.csdlg())) == 'csdlg'
 
 
 @pytest.mark.slow
