@@ -293,7 +293,10 @@ CLAIMS: dict[str, tuple[Ordered, ...]] = {
     )
     for part in 'ab'
   },
-  'graddefense_3a': _below(_THREE, _SEEN, ['sensitivity'], ['layer size']),
+  'graddefense_3a': (
+    *_below(_THREE, _SEEN, ['sensitivity'], ['layer size']),
+    *_below(_THREE, _SEEN, ['sensitivity, σ = 0.001'], ['layer size, σ = 0.001']),
+  ),
   'graddefense_3b': _alike(_TWO, 'psnr', 'root 100', 'root 400', 1.0),
   'graddefense_3c': _alike(_TWO, 'psnr', 'bias 0.1', 'bias 0.4', 1.0),
   'graddefense_3e': _below(_THREE, _SEEN, ['clipping'], ['no clipping']),

@@ -310,22 +310,26 @@ NOTES = (
       *((f'λ_g = {weight} | accuracy', '~', 'none | accuracy') for weight in (0.5, 0.7, '1.0')),
     ),
   ),
-  Note(
-    'ffl_5',
-    'An attacker who matches the layers that were sent recovers {FFL r = 0.2, matched where sent | psnr_unclipped | '
-    'count}, {FFL r = 0.4, matched where sent | psnr_unclipped | count}, {FFL r = 0.6, matched where sent | '
-    'psnr_unclipped | count} and {FFL r = 0.8, matched where sent | psnr_unclipped | count} at r = 0.2, 0.4, 0.6 and '
-    '0.8.',
-    'LeNet, four convolutions',
-  ),
   *(
     Note(
       experiment,
-      'An eighth of the width and a fortieth of the steps. Undefended, the attack recovers {FFL r = 1 (none) | '
-      'psnr_unclipped | count}: where that is few, this column allows no conclusion about a defense.',
+      'An attacker who matches the layers that were sent recovers {FFL r = 0.2, matched where sent | psnr_unclipped | '
+      'count}, {FFL r = 0.4, matched where sent | psnr_unclipped | count}, {FFL r = 0.6, matched where sent | '
+      'psnr_unclipped | count} and {FFL r = 0.8, matched where sent | psnr_unclipped | count} at r = 0.2, 0.4, 0.6 and '
+      '0.8.',
       column,
     )
-    for experiment, column in (('ffl_5', 'ConvNet'), ('ffl_5_cifar100', 'ResNet'))
+    for experiment, column in (
+      ('ffl_5', 'LeNet, four convolutions'),
+      ('ffl_5', 'ConvNet'),
+      ('ffl_5_emnist', 'ConvNet'),
+    )
+  ),
+  Note(
+    'ffl_5_cifar100',
+    'An eighth of the width and a fortieth of the steps. Undefended, the attack recovers {FFL r = 1 (none) | '
+    'psnr_unclipped | count}: where that is few, this column allows no conclusion about a defense.',
+    'ResNet',
   ),
   Note(
     'ffl_6',
