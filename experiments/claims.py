@@ -38,11 +38,23 @@ def judged(
 
   It holds where the whole 95 % interval of the difference says so. A single comparison contradicts a claim. So it does
   not hold where an interval at 1 − 0.05/m says so, with m comparisons in the claim (Bonferroni). All else is undecided.
-  So is what is said of a figure that we do not have, or what needs an undefended attack that works, see `lacking`.
+  So is what is said of a figure that we do not have, what needs an undefended attack that works (`lacking`), and the
+  order of two reconstructions that show nothing (`unseen`).
   """
   found = comparison.by_place(experiment.cells, outcomes)
-  lacks = lacking(experiment, outcomes, scale, claim)
-  return {one: SAID[2] if lacks[one] else _word(found, one, len(claim)) for one in claim}
+  lacks, blank = lacking(experiment, outcomes, scale, claim), unseen(experiment, outcomes, claim)
+  return {one: SAID[2] if lacks[one] or one in blank else _word(found, one, len(claim)) for one in claim}
+
+
+def unseen(experiment: Experiment, outcomes: Sequence[Outcome], claim: Sequence[Ordered]) -> set[Ordered]:
+  """Returns the comparisons of two reconstructions of which neither shows anything, see `judgement.nothing`."""
+  lines = judgement.lines(experiment.cells, outcomes)
+
+  def blank(text: str) -> bool:
+    place = _place(text)
+    return not isinstance(place, float) and judgement.pictured(place[2]) and judgement.nothing(lines[place[:2]])
+
+  return {one for one in claim if blank(one.one) and blank(one.other)}
 
 
 def lacking(
@@ -51,21 +63,22 @@ def lacking(
   """Returns of each comparison the undefended runs that fail, where it needs one that works; [] where it needs none.
 
   What is said of a defense needs those that `judgement.blocking` names. A figure of a reconstruction may be below a
-  bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the table.
+  bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the same columns.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   blocked = dict(zip(found, judgement.blocking(experiment, outcomes, scale), strict=True))
   alone = [each for each, bare in zip(found.values(), judgement.undefended(experiment, scale), strict=True) if bare]
-  failing = [(cell, outcome) for cell, outcome in alone if outcome.failed]
   lacks = {}
   for one in claim:
     named = places([one])
-    metrics = {metric for _, _, metric in named}
+    columns, metrics = ({place[i] for place in named} for i in (0, 2))
     needed = {each[0]: each for place in named for each in blocked[place]}
     if needed:
       lacks[one] = list(needed.values())
     else:
-      blind = len(failing) == len(alone) and all(map(judgement.pictured, metrics))
+      beside = [each for each in alone if each[0].column in columns] or alone
+      failing = [each for each in beside if each[1].failed]
+      blind = len(failing) == len(beside) and all(map(judgement.pictured, metrics))
       led = blind and _blind(one) == _word(found, one, len(claim))
       lacks[one] = [each for each in failing if each[0].metric in metrics] if led else []
   return lacks
@@ -122,8 +135,10 @@ def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale:
   counts = {word: list(said.values()).count(word) for word in SAID}
   text = f'{whole(said.values())}. Of its comparisons {counts["holds"]} hold, {counts["does not hold"]} do not, '
   text += f'{counts["undecided"]} are undecided.'
-  reason = why(lacking(experiment, outcomes, scale, claim))
+  lacks = lacking(experiment, outcomes, scale, claim)
+  reason, blank = why(lacks), sum(not lacks[one] for one in unseen(experiment, outcomes, claim))
   text += f' {reason}' if reason else ''
+  text += f' In {blank} of them neither side shows anything of an image.' if blank else ''
   found = comparison.by_place(experiment.cells, outcomes)
   against = [_written(found, one) for one, word in said.items() if word == SAID[1]]
   more = f' And {len(against) - SHOWN} more.' if len(against) > SHOWN else ''

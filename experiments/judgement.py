@@ -41,10 +41,10 @@ def statuses(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) ->
     outcomes: one per cell, in their order.
     scale: of the run.
   """
-  lines, given = _lines(experiment.cells, outcomes), []
+  beside, given = lines(experiment.cells, outcomes), []
   allowed = conclusive(experiment, outcomes, scale)
   for cell, found, conclusion in zip(experiment.cells, outcomes, allowed, strict=True):
-    status, line = comparison.verdict(cell, found), lines[cell.column, cell.row]
+    status, line = comparison.verdict(cell, found), beside[cell.column, cell.row]
     if cell.paper is None:
       status = ''
     elif not status:
@@ -130,7 +130,8 @@ def printed_nothing(line: Sequence[tuple[Cell, Outcome]]) -> bool:
   return max(ssims) <= BLIND if ssims else bool(below) and all(below)
 
 
-def _lines(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[tuple[Cell, Outcome]]]:
+def lines(cells: Sequence[Cell], outcomes: Sequence[Outcome]) -> dict[tuple[str, str], list[tuple[Cell, Outcome]]]:
+  """Returns (column, row) -> its cells with their outcomes."""
   found = collections.defaultdict(list)
   for cell, one in zip(cells, outcomes, strict=True):
     found[cell.column, cell.row].append((cell, one))
