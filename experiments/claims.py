@@ -47,14 +47,14 @@ def judged(
 
 
 def unseen(experiment: Experiment, outcomes: Sequence[Outcome], claim: Sequence[Ordered]) -> set[Ordered]:
-  """Returns the comparisons of two reconstructions of which neither shows anything, see `judgement.nothing`."""
+  """Returns the orders of two reconstructions of which neither shows anything, see `judgement.nothing`."""
   lines = judgement.lines(experiment.cells, outcomes)
 
   def blank(text: str) -> bool:
     place = _place(text)
     return not isinstance(place, float) and judgement.pictured(place[2]) and judgement.nothing(lines[place[:2]])
 
-  return {one for one in claim if blank(one.one) and blank(one.other)}
+  return {one for one in claim if not one.alike and blank(one.one) and blank(one.other)}
 
 
 def lacking(
@@ -63,22 +63,23 @@ def lacking(
   """Returns of each comparison the undefended runs that fail, where it needs one that works; [] where it needs none.
 
   What is said of a defense needs those that `judgement.blocking` names. A figure of a reconstruction may be below a
-  bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the same columns.
+  bound, or two may be alike, because nothing is seen anywhere. This needs one that works in the table; and a
+  network that training took beyond chance, if it was to be trained.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   blocked = dict(zip(found, judgement.blocking(experiment, outcomes, scale), strict=True))
   alone = [each for each, bare in zip(found.values(), judgement.undefended(experiment, scale), strict=True) if bare]
+  failing = [(cell, outcome) for cell, outcome in alone if outcome.failed]
   lacks = {}
   for one in claim:
     named = places([one])
-    columns, metrics = ({place[i] for place in named} for i in (0, 2))
+    metrics = {metric for _, _, metric in named}
     needed = {each[0]: each for place in named for each in blocked[place]}
     if needed:
       lacks[one] = list(needed.values())
     else:
-      beside = [each for each in alone if each[0].column in columns] or alone
-      failing = [each for each in beside if each[1].failed]
-      blind = len(failing) == len(beside) and all(map(judgement.pictured, metrics))
+      idle = any(found[place][1].failed and found[place][1].untrained for place in named)
+      blind = (idle or len(failing) == len(alone)) and all(map(judgement.pictured, metrics))
       led = blind and _blind(one) == _word(found, one, len(claim))
       lacks[one] = [each for each in failing if each[0].metric in metrics] if led else []
   return lacks
@@ -239,6 +240,7 @@ _FFL = (
   *(f'DP δ = {d}' for d in ('1e-4', '1e-5', '1e-6')),
   *(f'DGC {r}' for r in (0.05, 0.1, 0.2)),
 )
+_DP = ('DP in training', 'a thousandth of DP in training')
 _BATCHES = tuple(f'E = {e}, n = {n}, B = {b}' for e, n, b in ((1, 1, 1), (1, 8, 8), (5, 8, 8), (1, 8, 4)))
 
 
@@ -406,8 +408,8 @@ CLAIMS: dict[str, tuple[Ordered, ...]] = {
     *_costs(['MNIST'], 'accuracy', 'Prune & DCS²', 'none', 2.0),
   ),
   'ffl_1': (
-    Ordered(str(judgement.BLIND), 'DP in training | raw upload | ssim'),
-    *_below(['DP in training'], ['ssim'], ['perturbed upload'], ['raw upload']),
+    *(Ordered(str(judgement.BLIND), f'{column} | raw upload | ssim') for column in _DP),
+    *_below(_DP, ['ssim'], ['perturbed upload'], ['raw upload']),
   ),
   'ffl_5': _fragments('LeNet, four convolutions', 'ConvNet'),
   'ffl_6': _fragments('ResNet', metric='psnr_normalised'),

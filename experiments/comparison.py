@@ -56,6 +56,7 @@ class Outcome(NamedTuple):
     control: of audits, the PSNR that a run without the upload reaches, in dB; None elsewhere.
     trainings: of trainings, how many seeds the figure is of; None elsewhere.
     failed: whether the run shows nothing by itself: no trial was a success, or the model is at chance.
+    untrained: of audits, whether training left the network that is attacked at chance.
     values: trial, or seed -> its figure; what runs on the same uploads have in common is compared one by one.
   """
 
@@ -69,6 +70,7 @@ class Outcome(NamedTuple):
   control: float | None = None
   trainings: int | None = None
   failed: bool = False
+  untrained: bool = False
   values: Mapping[int, float] = {}
 
 

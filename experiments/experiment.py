@@ -43,6 +43,7 @@ from gradleak.report.page import is_current
 SMALLEST = {'steps': 3, 'latent_steps': 1, 'training_steps': 20}  # settings of attacks at scale 'smoke'
 COPIES, ROOM = 3, 8 * 2**30  # of an upload at a time: sent, seen by an attacker, placed; bytes for those of one part
 NON_ADAPTIVE = AuditSettings(knowledge='non-adaptive')
+UNTRAINED = 'untrained network'
 # Columns of an audit's rows that are stored beside a cell's own metric: those that its outcome is computed from, and
 # the verdict.
 COLUMNS = ('defense', 'adaptive', 'trial', 'psnr', 'control_psnr', 'success', 'diverged', 'network', 'verdict')
@@ -384,7 +385,8 @@ class Run(Study):
     if cell.adaptive == BEST:
       chosen = collections.Counter(row['adaptive'] for row in rows).most_common()
       remark += '; by ' + ', '.join(f'{adaptive} ({count})' for adaptive, count in chosen)
-    return Outcome(*found[:4], recovered, diverged, remark, control, failed=not recovered, values=measured)
+    untrained = rows[0].get('network', '').startswith(UNTRAINED)
+    return Outcome(*found[:4], recovered, diverged, remark, control, None, not recovered, untrained, measured)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
     """Returns the rows that these cells are about, with the columns that their outcomes are computed from."""
@@ -603,7 +605,7 @@ def called(training: Mapping | None, num_classes: int) -> str:
   told = f'{found:.1f} % accurate {origin}'
   if found >= training['accuracy']:
     return f'trained network, {told}'
-  return f'untrained network, {told}' if found <= chance + noise else f'network {told}'
+  return f'{UNTRAINED}, {told}' if found <= chance + noise else f'network {told}'
 
 
 def strongest(rows: list[dict]) -> list[dict]:

@@ -146,7 +146,12 @@ def _figure_1():
     'perturbed by a thousandth': 'client_dp(norm=1,noise=0.003)',
   }
   runs, cells = {}, []
-  for column, defense in {'DP in training': dp, 'no DP in training': 'none'}.items():
+  trained = {
+    'DP in training': dp,
+    'a thousandth of DP in training': defenses['perturbed by a thousandth'],
+    'no DP in training': 'none',
+  }
+  for column, defense in trained.items():
     run = column.replace(' ', '_').lower()
     runs[run] = _lenet4(defenses, defense)
     for label in defenses:
