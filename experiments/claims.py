@@ -240,7 +240,7 @@ _FFL = (
   *(f'DP δ = {d}' for d in ('1e-4', '1e-5', '1e-6')),
   *(f'DGC {r}' for r in (0.05, 0.1, 0.2)),
 )
-_DP = ('DP in training', 'a thousandth of DP in training')
+_DP = ('DP in training', 'a thousandth of its noise in training')
 _BATCHES = tuple(f'E = {e}, n = {n}, B = {b}' for e, n, b in ((1, 1, 1), (1, 8, 8), (5, 8, 8), (1, 8, 4)))
 
 

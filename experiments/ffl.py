@@ -148,7 +148,7 @@ def _figure_1():
   runs, cells = {}, []
   trained = {
     'DP in training': dp,
-    'a thousandth of DP in training': defenses['perturbed by a thousandth'],
+    'a thousandth of its noise in training': defenses['perturbed by a thousandth'],
     'no DP in training': 'none',
   }
   for column, defense in trained.items():
