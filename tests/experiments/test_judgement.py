@@ -279,12 +279,41 @@ def test_a_bound_on_what_is_no_picture_needs_no_attack_that_works():
 
 
 def test_a_raw_upload_that_nobody_reads_contradicts_no_claim_that_it_leaks(made):
-  (line,) = [line for line in made['index.md'].splitlines() if '(ffl_1.md)' in line]
+  (line,) = [line for line in made['index.md'].splitlines() if '(ffl_6.md)' in line]
   assert '| **undecided**, as no undefended run works |' in line
-  for other in ('outpost_3_1', 'outpost_4_resnet18'):  # of whose comparisons none, and some, lack such a run
+  for other in ('outpost_3_1', 'outpost_4_resnet18', 'ffl_1'):  # of whose comparisons none, and some, lack such a run
     assert re.search(rf'\({other}\.md\) .*\| \*\*undecided\*\* \|', made['index.md'])
   here = next(line for line in made['ffl_1.md'].splitlines() if '**undecided**' in line)
-  assert 'Even without a defense the attack recovers nothing here: ' in here and '(0 of 8; ' in here
+  assert 'Even without a defense the attack recovers nothing here: ' in here and '(0 of 8; untrained network, ' in here
+  assert 'Of its comparisons 2 hold, 0 do not, 2 are undecided.' in here  # one column was trained without that noise
+
+
+def test_a_network_that_training_left_at_chance_contradicts_no_claim_that_it_leaks():
+  cells = [cell._replace(column=column) for column in ('digits', 'faces') for cell in line('none', 30.0, 0.9)]
+  works = tuple(one._replace(recovered=1, failed=False) for one in BLIND)
+  leaks = [Ordered('0.1', 'digits | none | ssim')]
+
+  def said(blind):
+    return claims.judged(toy(cells), (*blind, *works), 'paper', leaks)[leaks[0]]
+
+  idle = tuple(one._replace(untrained=True) for one in BLIND)
+  assert (said(BLIND), said(idle)) == ('does not hold', 'undecided')
+  assert claims.lacking(toy(cells), (*idle, *works), 'paper', leaks)[leaks[0]][0][0].column == 'digits'
+
+
+def test_reconstructions_that_show_nothing_have_no_order():
+  """Unclipped, one may be far below the other; where one shows something the order counts."""
+  cells = [*line('none', 30.0, 0.9), *line('GC', 9.0, 0.1), *line('DP', 9.0, 0.1)]
+  apart = outcome(-13, -12, -14), BLIND[1], outcome(-25, -24, -26), BLIND[1]
+  below, above = (Ordered(f'digits | {one} | psnr', f'digits | {two} | psnr') for one, two in (('DP', 'GC'), ('GC', 'DP')))
+
+  def said(*shown):
+    return list(claims.judged(toy(cells), (*WORKS, *shown), 'paper', [below, above]).values())
+
+  assert said(*apart) == ['undecided', 'undecided']
+  assert claims.unseen(toy(cells), (*WORKS, *apart), [below, above]) == {below, above}
+  seen = [one._replace(recovered=1, failed=False) for one in apart[:2]]
+  assert said(*seen, *apart[2:]) == ['holds', 'does not hold']
 
 
 def test_the_sentence_of_a_stored_table_changes_with_its_rows():
