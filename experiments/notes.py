@@ -39,11 +39,11 @@ def _psnr(row, columns=('MNIST', 'CIFAR-10')):
 
 
 def _weak(experiment, one, other, what):
-  """Returns a note on a part of table III, where the attack is too weak to show a difference."""
+  """Returns a note on a part of table III, where the paper's noise leaves nothing in which a difference could show."""
   return Note(
     experiment,
-    f'At this width the undefended attack has only {_psnr("none")} dB (MNIST, CIFAR-10), and any noise prevents it: '
-    f'this scale cannot show a difference {what}, and does not contradict the paper.',
+    f'Undefended the attack has {_psnr("none")} dB (MNIST, CIFAR-10). Under noise of σ = 0.1 it shows nothing in which '
+    f'a difference {what} could be seen: this does not contradict the paper.',
     holds=((f'MNIST | {one} | psnr', '~', f'MNIST | {other} | psnr'),),
   )
 
