@@ -305,7 +305,9 @@ def test_reconstructions_that_show_nothing_have_no_order():
   """Unclipped, one may be far below the other; where one shows something the order counts."""
   cells = [*line('none', 30.0, 0.9), *line('GC', 9.0, 0.1), *line('DP', 9.0, 0.1)]
   apart = outcome(-13, -12, -14), BLIND[1], outcome(-25, -24, -26), BLIND[1]
-  below, above = (Ordered(f'digits | {one} | psnr', f'digits | {two} | psnr') for one, two in (('DP', 'GC'), ('GC', 'DP')))
+  below, above = (
+    Ordered(f'digits | {one} | psnr', f'digits | {two} | psnr') for one, two in (('DP', 'GC'), ('GC', 'DP'))
+  )
 
   def said(*shown):
     return list(claims.judged(toy(cells), (*WORKS, *shown), 'paper', [below, above]).values())

@@ -55,6 +55,12 @@ def test_nothing_is_said_of_what_was_not_measured():
   assert RUN.outcome(cell, [{**rows[0], 'network': 'network 61.2 % accurate'}]).remark == (
     '0 of 1; network 61.2 % accurate'
   )
+  networks = (
+    machinery.called({'accuracy_reached': accuracy, 'tested': 500, 'accuracy': 80, 'rounds_done': 3}, 10)
+    for accuracy in (12.0, 61.2, 81.0)
+  )
+  found = [RUN.outcome(cell, [{**rows[0], 'network': network}]).untrained for network in networks]
+  assert found == [True, False, False] and not RUN.outcome(cell, rows).untrained
 
 
 @pytest.mark.parametrize('name', ['ffl_1', 'ffl_5', 'ffl_6'])
