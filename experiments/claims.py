@@ -38,8 +38,8 @@ def judged(
 
   It holds where the whole 95 % interval of the difference says so. A single comparison contradicts a claim. So it does
   not hold where an interval at 1 − 0.05/m says so, with m comparisons in the claim (Bonferroni). All else is undecided.
-  So is what is said of a figure that we do not have, what needs an undefended attack that works (`lacking`), and the
-  order of two reconstructions that show nothing (`unseen`).
+  So is what is said of a figure that we do not have, or what needs an undefended attack that works, see `lacking`. So
+  is the order of two reconstructions that show nothing, see `unseen`.
   """
   found = comparison.by_place(experiment.cells, outcomes)
   lacks, blank = lacking(experiment, outcomes, scale, claim), unseen(experiment, outcomes, claim)
