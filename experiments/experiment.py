@@ -164,9 +164,8 @@ class Run(Study):
     """Returns name -> value of all settings, those of the training and of the texts of methods last."""
     training = vars(self.training) if self.training else {}
     specs = [s for text in (self.attack_text(), *self.texts().values()) for s in grammar.parse_chain(text, 'method')]
-    own = {name: value for name, value in super().described().items() if name != 'image_size' or value}
     return {
-      **own,
+      **super().described(),
       **{f'training {name}': value for name, value in training.items()},
       **{f'{spec.name} {name}': value for spec in specs for name, value in spec.settings},
     }

@@ -33,7 +33,10 @@ FOR_TINY = (
 )
 
 
-def _psnr(row, columns=('MNIST', 'CIFAR-10')):
+_TWO = ('MNIST', 'CIFAR-10')
+
+
+def _psnr(row, columns=_TWO):
   """Returns the places of a line in several columns, in words."""
   return ' and '.join(f'{{{column} | {row} | psnr}}' for column in columns)
 
@@ -44,7 +47,10 @@ def _weak(experiment, one, other, what):
     experiment,
     f'Undefended the attack has {_psnr("none")} dB (MNIST, CIFAR-10). Under noise of σ = 0.1 it shows nothing in which '
     f'a difference {what} could be seen: this does not contradict the paper.',
-    holds=((f'MNIST | {one} | psnr', '~', f'MNIST | {other} | psnr'),),
+    holds=(
+      (f'MNIST | {one} | psnr', '~', f'MNIST | {other} | psnr'),
+      *((f'{column} | {row} | psnr', '<', f'{column} | none | psnr') for column in _TWO for row in (one, other)),
+    ),
   )
 
 

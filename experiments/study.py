@@ -96,8 +96,9 @@ class Study:
   def changes(self, scale: str) -> list[str]:
     """Returns what a scale changes, each as 'name value instead of value'."""
     now, before = self.scaled(scale).described(), self.described()
-    pairs = {name: (value, before.get(name, 'the published')) for name, value in now.items()}
-    return [f'{name} {value} instead of {old}' for name, (value, old) in pairs.items() if value != old]
+    changed = {name: (value, before.get(name)) for name, value in now.items() if value != before.get(name)}
+    told = {name: (value, 'the published' if old is None else old) for name, (value, old) in changed.items()}
+    return [f'{name} {value} instead of {old}' for name, (value, old) in told.items()]
 
   def texts(self) -> dict[str, str]:
     """Returns the description of each label."""
