@@ -109,7 +109,8 @@ ATTACK = 'csdlg(box=False)'
 SMALL = {
   'convnet9': {'model': 'convnet9(width=32)', 'image_size': 12, 'trials': 4, 'controls': 4,
                'changed': {'csdlg': {'steps': 1000}}},
-  'resnet18': {'model': 'resnet18(width=8)', 'trials': 2, 'controls': 8, 'changed': {'csdlg': {'steps': 500}}},
+  'resnet18': {'model': 'resnet18(width=32)', 'image_size': 16, 'trials': 4, 'controls': 4,
+               'changed': {'csdlg': {'steps': 2000}}},
 }  # fmt: skip
 KNOWN = AuditSettings(knowledge='both', adaptive_attacks=('masked',))
 
