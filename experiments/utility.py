@@ -138,11 +138,12 @@ def carried(momentum: float, steps: int) -> float:
 
 
 class Data(NamedTuple):
-  """The samples that are trained on, those that the model is tested on, and public (samples, targets)."""
+  """The samples that are trained on, those that the model is tested on, public (samples, targets), a published shape."""
 
   samples: Dataset
   tested: Dataset
   public: tuple[np.ndarray, np.ndarray] | None
+  shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,7 @@ class Trainings(Study):
     batch_norm: as in `gradleak.scenario`.
     public: number of public samples, the next ones of the train split.
     starts: a dataset that the public samples are of, see `started.brought`; '' takes them of `dataset`.
+    image_size: the side in pixels to which all images are resized; None keeps theirs.
     sensitive: number of samples of the first client, which is then the only one with a defense; 0: all clients have
       the defense, and the samples of the partition.
     decay: factor of the learning rate from round to round; the server multiplies the mean delta by it.
@@ -180,6 +182,7 @@ class Trainings(Study):
   batch_norm: str = 'train'
   public: int = 0
   starts: str = ''
+  image_size: int | None = None
   sensitive: int = 0
   decay: float = 1.0
   drop: int = 0
@@ -230,13 +233,14 @@ class Trainings(Study):
   def load(self, data_dir: str | None) -> Data:
     """Returns the `Data`."""
     own = 0 if self.starts else self.public
-    held = gl.data.load(self.dataset, 'train', data_dir=data_dir, limit=self.samples + own)
-    tested = gl.data.load(self.dataset, 'test', data_dir=data_dir, limit=self.tested)
+    load = functools.partial(gl.data.load, self.dataset, data_dir=data_dir)
+    held = load('train', limit=self.samples + own, image_size=self.image_size)
+    tested = load('test', limit=self.tested, image_size=self.image_size)
     public = (held.samples[self.samples :], held.targets[self.samples :]) if own else None
     if self.starts:
       public = brought(self.starts, self.public, held, data_dir)
     private = held._replace(samples=held.samples[: self.samples], targets=held.targets[: self.samples])
-    return Data(private, tested, public)
+    return Data(private, tested, public, load('train', limit=1).samples.shape[1:])
 
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Trains under each method and seed in a folder of its own, or resumes; writes the curves of the first seed.
@@ -382,7 +386,7 @@ def prepare(run: Trainings, data: Data, seed: int) -> Setting:
     Context(client, variables, shape, data.public),
     keys[2],
     _count(variables['params']),
-    _count(jax.eval_shape(lambda key: published.init(key, shape), keys[0])['params']),
+    _count(jax.eval_shape(lambda key: published.init(key, data.shape), keys[0])['params']),
   )
 
 
