@@ -284,8 +284,8 @@ TRAINED_ON = {
 }  # fmt: skip
 # Table -> fields of `Trainings` at scale mini. With 20,000 samples a client takes four local steps in a round.
 TRAINED_AT_MINI = {
-  'cifar10_convnet': {'samples': 5_000, 'tested': 1000, 'protocol': {'rounds': 40}},
-  'cifar10_resnet': {'samples': 20_000, 'tested': 1000, 'protocol': {'rounds': 40}},
+  'cifar10_convnet': {'image_size': 12, 'samples': 20_000, 'tested': 1000, 'seeds': 3, 'protocol': {'rounds': 60}},
+  'cifar10_resnet': {'image_size': 16, 'samples': 20_000, 'tested': 1000, 'seeds': 3, 'protocol': {'rounds': 60}},
   # As `FEW`: three clients hold a class, and the rarest has three images.
   'cifar100_resnet': {
     'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 6, 'per_round': 3},
