@@ -288,11 +288,10 @@ TRAINED_AT_MINI = {
   'cifar10_resnet': {'image_size': 16, 'samples': 20_000, 'tested': 1000, 'seeds': 3, 'protocol': {'rounds': 60}},
   # As `FEW`: three clients hold a class, and the rarest has three images.
   'cifar100_resnet': {
-    'samples': 1_000, 'tested': 900, 'protocol': {'rounds': 30, 'clients': 6, 'per_round': 3},
+    'image_size': 16, 'samples': 1_000, 'tested': 900, 'seeds': 3,
+    'protocol': {'rounds': 60, 'clients': 6, 'per_round': 3},
   },
-  'emnist_convnet': {
-    'model': 'convnet9(width=4)', 'samples': 20_000, 'tested': 1000, 'protocol': {'rounds': 40},
-  },
+  'emnist_convnet': {'image_size': 12, 'samples': 20_000, 'tested': 1000, 'seeds': 3, 'protocol': {'rounds': 40}},
 }  # fmt: skip
 
 
