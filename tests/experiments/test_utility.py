@@ -136,6 +136,14 @@ def test_an_undefended_model_at_chance_draws_no_conclusion():
   )
 
 
+def test_images_are_resized_and_parameters_counted_at_their_published_size():
+  small = dataclasses.replace(RUN, image_size=5)
+  data = small.load(None)
+  assert data.samples.samples.shape == (300, 5, 5, 1) and data.tested.samples.shape == (100, 5, 5, 1)
+  whole, found = utility.prepare(RUN, RUN.load(None), 0), utility.prepare(small, data, 0)
+  assert found.total_parameters == whole.total_parameters == whole.parameters > found.parameters
+
+
 def test_an_accuracy_has_an_interval_only_of_three_seeds():
   def found(seeds, label='DP', metric='accuracy'):
     rows = [row(900 + 10 * s, defense='none', seed=s) for s in range(seeds)]
