@@ -72,6 +72,8 @@ def _command(scenario):
   known['rounds_before'] = scenario.settings.get('rounds_before', 0)
   known['init'] = scenario.settings.get('init')  # none with the weights of a file
   known['public'] = 0 if scenario.public is None else known['public']
+  if known['torch_model']:  # has neither, and is refused beside them
+    known |= {'model': None, 'init': None}
   return {name: value for name, value in known.items() if value is not None}
 
 

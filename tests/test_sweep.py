@@ -54,7 +54,8 @@ def renamed(scenario, name):
 def audits(linear):
   weights = jax.tree.map(lambda w: w + 0.1, linear.variables)
   other = linear._replace(variables=weights, settings={**linear.settings, 'weights_fingerprint': 'other'})
-  return {'a': (jax.random.key(1), linear), 'b': (jax.random.key(2), other)}
+  first, second = (one.noted({'seed': seed}) for seed, one in enumerate((linear, other)))
+  return {'a': (jax.random.key(1), first), 'b': (jax.random.key(2), second)}
 
 
 @pytest.fixture(scope='module')

@@ -98,6 +98,7 @@ def train(
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
     if store is not None:
+      federation = dataclasses.replace(federation, group_size=store.speed['group_size'])
       state, rows = _resumed(store, federation, state, rounds)
     last = finished(state)
     while not last:

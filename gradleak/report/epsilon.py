@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gradleak.core import errors, storage
-from gradleak.report.formatting import listed, number, percent
+from gradleak.report.formatting import exceeding, listed, percent
 from gradleak.report.page import write_files
 from gradleak.report.terminal import page
 from gradleak.report.words import said
@@ -47,8 +47,8 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
     by = f'TPR {percent(row["tpr"])}, FPR {percent(row["fpr"], 2)}'
   else:
     by = f'{row["correct"]} of {row["guesses"]} guesses'
-  measured = number(row['measured'], 2)
-  return f'  {row["method"]}', row['unit'], number(row['stated'], 2), measured, by, row['verdict']
+  measured, stated = exceeding(row['measured'], row['stated'])
+  return f'  {row["method"]}', row['unit'], stated, measured, by, row['verdict']
 
 
 def _findings(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -106,7 +106,7 @@ def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> list[
   ]
   most = max((entry['attackers'] for entry in worst), default=0)
   if most > noise.attackers:
-    made.append(found('findings.more_attackers', most=most, one_in=CHANCE, chance=100 * most / CHANCE))
+    made.append(found('findings.more_attackers', most=most, one_in=CHANCE, chance=min(100, 100 * most / CHANCE)))
   return made
 
 
@@ -159,7 +159,7 @@ def undefended(summaries: Sequence[Summary], worst: Sequence[Entry], config: Con
   if not entry['recovered']:
     seen = entry['reached']['above chance']
     above = said('findings.above', seen=seen, n=entry['n']) if seen else ''
-    return [found('findings.fails', none_of=_none_of(entry, config), above=above)]
+    return [found('findings.fails', none_of=_none_of([entry], config), above=above)]
   kind = of_rows(summaries)
   best = max(
     (summary for summary in summaries if summary['defense'] == 'none' and summary['recovered']),
@@ -186,7 +186,7 @@ def defended(worst: Sequence[Entry], config: Config) -> list[Finding]:
     made += _withstood(withstood, config)
   if unsolved:
     failed, runs = (sum(entry[key] for entry in unsolved for key in keys) for keys in (FAILED, ('runs',)))
-    of = {'defenses': defenses(unsolved), 'none_of': _none_of(unsolved[0], config), 'n': len(unsolved)}
+    of = {'defenses': defenses(unsolved), 'none_of': _none_of(unsolved, config), 'n': len(unsolved)}
     made += [found('findings.unsolved', failed=failed, runs=runs, **of), *_tried(unsolved)]
   return made + ([found('findings.idle', defenses=defenses(idle))] if idle else [])
 
@@ -196,14 +196,14 @@ def broken(worst: Sequence[Entry], config: Config) -> list[Finding]:
   entries = _broken(worst)
   if not entries:
     return []
-  hidden = _all_of(entries[0], config)
+  hidden = _all_of(entries, config)
   if len(entries) == 1:
     (entry,) = entries
     return [found('findings.broken', defenses=defenses(entries), hidden=hidden, entry=entry, means=_means(entry))]
-  groups = together(((-entry['recovered'], _means(entry)), entry) for entry in entries)
+  groups = together(((*_rank(entry, 'recovered'), _means(entry)), entry) for entry in entries)
   counts = [
     _count('count_means', group, means=means)
-    for (_, means), group in sorted(groups.items(), key=lambda item: item[0][0])
+    for (*_, means), group in sorted(groups.items(), key=lambda item: item[0][:-1])
   ]
   return [found('findings.broken_several', n=len(entries), hidden=hidden, counts=counts)]
 
@@ -326,9 +326,9 @@ def _withstood(withstood: Sequence[Entry], config: Config) -> list[Finding]:
   """Returns the defenses under which no attack failed as an optimisation, and none recovered anything."""
   made = []
   for name, searches in (('searched', True), ('closed', False)):
-    group = [entry for entry in withstood if bool(entry['searches']) == searches]
-    if group:
-      of = {'defenses': defenses(group), 'none_of': _none_of(group[0], config), 'entry': group[0]}
+    alike = together((e['n'], e) for e in withstood if bool(e['searches']) == searches)
+    for group in alike.values():
+      of = {'defenses': defenses(group), 'none_of': _none_of(group, config), 'entry': group[0]}
       made.append(found(f'findings.{name}', **of))
   made += _tried(withstood)
   untried = [entry for entry in withstood if entry['adaptive'] is None]
@@ -382,9 +382,15 @@ def _broken(worst: Sequence[Entry]) -> list[Entry]:
   return [entry for entry in worst if entry['non_adaptive'] == 0 and entry['recovered'] and _setting_works(worst)]
 
 
+def _rank(entry: Entry, key: str) -> tuple[float, int]:
+  """Returns what entries have in common that are told together: a share, in falling order, and of how many it is."""
+  return -entry[key] / entry['n'], entry['n']
+
+
 def _by_count(entries: Iterable[Entry], key: str) -> list[tuple[int, list[Entry]]]:
-  """Returns [(count, entries with that count)], the largest count first."""
-  return sorted(together((entry[key], entry) for entry in entries).items(), key=lambda item: -item[0])
+  """Returns [(count, entries with that count of as many)], the largest share first."""
+  groups = together((_rank(entry, key), entry) for entry in entries)
+  return [(group[0][key], group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
 
 
 def _count(name: str, group: Sequence[Entry], **more: Any) -> Finding:
@@ -402,11 +408,19 @@ def _means(entry: Entry) -> str:
   return f'most by `{strongest}`' if others else f'`{strongest}`'
 
 
-def _none_of(entry: Entry, config: Config) -> str:
-  what = _unit(entry['n'], config)
-  return f'the one {what} is not' if entry['n'] == 1 else f'none of the {entry["n"]} {what} is'
+def _none_of(entries: Sequence[Entry], config: Config) -> str:
+  single, uploads = _uploads(entries, config)
+  return f'the one {uploads} is not' if single else f'none of the {uploads} is'
 
 
-def _all_of(entry: Entry, config: Config) -> str:
-  what = _unit(entry['n'], config)
-  return f'the one {what}' if entry['n'] == 1 else f'all {entry["n"]} {what}'
+def _all_of(entries: Sequence[Entry], config: Config) -> str:
+  single, uploads = _uploads(entries, config)
+  return f'the one {uploads}' if single else f'all {uploads}'
+
+
+def _uploads(entries: Sequence[Entry], config: Config) -> tuple[bool, str]:
+  """Returns (whether each defense has one upload, what they are called with their number, if that is the same)."""
+  numbers = {entry['n'] for entry in entries}
+  if numbers == {1}:
+    return True, _unit(1, config)
+  return False, (f'{numbers.pop()} ' if len(numbers) == 1 else '') + _unit(2, config)

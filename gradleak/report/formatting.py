@@ -8,6 +8,8 @@ from typing import Any
 from gradleak.modalities import Modality
 from gradleak.modalities.base import Shown
 
+_MOST_DECIMALS = 4  # of a share in per cent
+
 
 def number(value: float | None, digits: int = 1) -> str:
   """Returns `value` with `digits` decimals; '–' for a missing one, '∞' for an infinite one."""
@@ -38,6 +40,8 @@ def significant(value: float | None, digits: int = 2) -> str:
   if value is None or math.isnan(value):
     return '–'
   text = f'{value:.{digits}g}'
+  if 1 <= abs(float(text)) < 1000:  # 99.6 is 100, and no 1e+02
+    text = f'{float(text):g}'
   mantissa, _, exponent = text.partition('e')
   power = str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')) if exponent else ''
   return f'{mantissa} × 10{power}' if exponent else text
@@ -56,10 +60,10 @@ def interval(summary: Mapping[str, Any], name: str, digits: int = 1) -> str:
   return '' if low is None else f'{number(low, digits)} – {number(high, digits)}'
 
 
-def percent_range(summary: Mapping[str, Any]) -> str:
+def percent_range(summary: Mapping[str, Any], to: str = '–') -> str:
   """Returns the exact interval of the fraction recovered, in whole per cent, rounded outwards."""
   low, high = (round(100 * summary[f'success_{end}'], 6) for end in ('low', 'high'))
-  return f'{math.floor(low)}–{math.ceil(high)} %'
+  return f'{math.floor(low)}{to}{math.ceil(high)} %'
 
 
 def listed(parts: Iterable[Any], last: str = 'and') -> str:
@@ -77,8 +81,16 @@ def together(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-  """Returns a fraction in per cent, '–' for None."""
-  return '–' if fraction is None else f'{100 * fraction:.{digits}f} %'
+  """Returns a fraction in per cent, '–' for None; with more decimals where one between would be 0 % or 100 %."""
+  if fraction is None:
+    return '–'
+  text = f'{100 * fraction:.{digits}f}'
+  if not 0 < fraction < 1 or 0 < float(text) < 100:
+    return f'{text} %'
+  if digits < _MOST_DECIMALS:
+    return percent(fraction, digits + 1)
+  least = 10.0**-digits
+  return f'< {least:.{digits}f} %' if fraction < 0.5 else f'> {100 - least:.{digits}f} %'
 
 
 def minus(text: str) -> str:
@@ -150,6 +162,15 @@ def wrap(text: str, width: int) -> list[str]:
       token = token[cut:]
     lines[-1] += token
   return [line.rstrip() for line in lines if line] or ['']
+
+
+def exceeding(measured: float, stated: float | None, digits: int = 2) -> tuple[str, str]:
+  """Returns a lower bound, rounded down, and a figure, with as many decimals as show that the bound exceeds it."""
+  low = math.floor(round(measured * 10**digits, 6)) / 10**digits
+  exceeds = stated is not None and measured > stated
+  if exceeds and low <= round(stated, digits) and digits < 6:  # type: ignore[arg-type]
+    return exceeding(measured, stated, digits + 1)
+  return number(low, digits), number(stated, digits)
 
 
 def upwards(value: float) -> str:

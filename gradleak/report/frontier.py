@@ -166,12 +166,15 @@ def undefended(found: Iterable[Entry]) -> Entry | None:
 
 
 def cost(one: Entry, base: Entry | None) -> float | None:
-  """Returns the accuracy cost of a defense in percentage points, from the rounded figures; below zero for a gain.
+  """Returns the accuracy cost of a defense in percentage points, below zero for a gain.
 
-  None where one is not known, or the undefended model is at chance.
+  It is that of the counts, as its interval is, and of the rounded figures where there are none. None where an accuracy
+  is not known, or the undefended model is at chance.
   """
   if base is None or base is one or base['at_chance'] or None in (one['accuracy'], base['accuracy']):
     return None
+  if one.get('cost') is not None:
+    return one['cost']
   return round(round(100 * base['accuracy'], 1) - round(100 * one['accuracy'], 1), 1)
 
 

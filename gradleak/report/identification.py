@@ -6,7 +6,7 @@ from typing import Any
 from gradleak.core import errors
 from gradleak.report import blocks, figures, html, page, terminal, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import duration, percent, together, wrap
+from gradleak.report.formatting import duration, percent, percent_range, together, wrap
 from gradleak.report.html import code
 from gradleak.report.words import said, speaking
 from gradleak.studies.identification import COMBINED, RATE, REGRESSION, Identification
@@ -153,7 +153,8 @@ def _counts(found: Identification) -> Sequence[dict[str, Any]]:
 def _rate(one: Mapping[str, Any], name: str) -> str:
   if one[name] is None:
     return '–'
-  return f'{one[name]} of {one["n"]} ({100 * one[f"{name}_low"]:.0f} to {100 * one[f"{name}_high"]:.0f} %)'
+  low, high = (one[f'{name}_{end}'] for end in ('low', 'high'))
+  return f'{one[name]} of {one["n"]} ({percent_range({"success_low": low, "success_high": high}, " to ")})'
 
 
 def _false(one: Mapping[str, Any]) -> str:

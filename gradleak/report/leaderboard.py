@@ -3,7 +3,7 @@
 import base64
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak import metrics
@@ -12,7 +12,7 @@ from gradleak.core import errors, grammar, storage
 from gradleak.modalities import Piece
 from gradleak.report import blocks, deploy, headline, html, marked, privacy
 from gradleak.report.autoleak import ENOUGH
-from gradleak.report.formatting import listed, minus, number, percent_range, together, upwards
+from gradleak.report.formatting import listed, minus, number, percent, percent_range, together, upwards
 from gradleak.report.html import code, image, link, mark, method, tagged, text
 from gradleak.report.ranks import LEVEL, ranks
 from gradleak.report.shares import shares_picture
@@ -147,8 +147,8 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
   ]
   known = ', '.join(filter(None, described))
   ordered = sorted(entries, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
-  honest = [_worst(one, 'honest') for one in deploy.judged(ordered, 'honest')]
-  malicious = [_worst(one, 'malicious') for one in ordered if one['malicious']]
+  honest = _worst(deploy.judged(ordered, 'honest'), 'honest')
+  malicious = _worst([one for one in ordered if one['malicious']], 'malicious')
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
   changed = headline.recovering(malicious)
   found = headline.sentence(honest, task) + (said('leaderboard.changed', changed=changed) if changed else '')
@@ -271,7 +271,7 @@ def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list
   )
   levels = {one['level']: one for one in honest['levels']}
   best = levels.pop(RECOVERED[-1])
-  share = f'{100 * best["count"] / honest["n"]:.0f} %'
+  share = percent(best['count'] / honest['n'], 0)
   count = f'{best["count"]} of {honest["n"]} ({_interval(best)})' + ', flagged' * bool(entry['flags'])
   others = [
     blocks.Cell(f'{one["count"]} of {honest["n"]}', [_interval(one)], value=one['high']) for one in levels.values()
@@ -371,11 +371,14 @@ def _stages(stages: Sequence[Mapping[str, Any]]) -> str:
   return f'Stages of the run, for all of its defenses: {told}.'
 
 
-def _worst(entry: Mapping[str, Any], side: str) -> dict[str, Any]:
-  """Returns an entry as one of `cases.worst_case`, of the attackers of one kind of server."""
-  found = entry[side]
-  recovered = next(one['count'] for one in found['levels'] if one['level'] == RECOVERED[-1])
-  return {'defense': entry['text'], 'verdict': found['verdict'], 'recovered': recovered, 'n': found['n']}
+def _worst(entries: Iterable[Mapping[str, Any]], side: str) -> list[dict[str, Any]]:
+  """Returns each defense as one of `cases.worst_case`, of the attackers of one kind of server; its seeds together."""
+  made = []
+  for name, seeds in together((entry['text'], entry[side]) for entry in entries).items():
+    levels = [level['count'] for one in seeds for level in one['levels'] if level['level'] == RECOVERED[-1]]
+    verdict = min((one['verdict'] for one in seeds), key=VERDICTS.index)
+    made.append({'defense': name, 'verdict': verdict, 'recovered': sum(levels), 'n': sum(one['n'] for one in seeds)})
+  return made
 
 
 def _order(entry: Mapping[str, Any]) -> tuple:

@@ -13,7 +13,7 @@ from gradleak.core import errors
 from gradleak.modalities import Modality, Piece, of_config
 from gradleak.report import blocks, figures
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import minus, number, wrap
+from gradleak.report.formatting import minus, number, percent, wrap
 from gradleak.report.html import method, tagged, text
 from gradleak.report.words import said, worded
 from gradleak.summary import cases
@@ -243,10 +243,10 @@ def _together(
 
 def _bar(right: int, of: int, faint: bool = False) -> blocks.Cell:
   """Returns a bar of a share, and the share in per cent."""
-  share = 100 * right / max(1, of)
+  share = right / max(1, of)
   kind = 'bar faint' if faint else 'bar'
-  drawn = f'<span class="{kind}"><i style="width:{share:.0f}%"></i></span><b>{number(share, 0)} %</b>'
-  return blocks.Cell(blocks.Html(drawn), kind='left', value=round(share, 3))
+  drawn = f'<span class="{kind}"><i style="width:{100 * share:.0f}%"></i></span><b>{percent(share, 0)}</b>'
+  return blocks.Cell(blocks.Html(drawn), kind='left', value=round(100 * share, 3))
 
 
 def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[float, float]) -> bytes:

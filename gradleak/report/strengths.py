@@ -14,6 +14,7 @@ from gradleak.report.formatting import together
 from gradleak.summary.cases import Row, Summary, check_rows, csv_text, grouped, paired, summarise
 
 COLUMNS, MAX_ROWS = 4, 12
+_SETTING = ('model', 'init')  # columns in which the seeds of one model are equal
 _TICKS = 6  # for which there is room on an axis
 
 _COLOURS = ('#0f6674', '#b03a10', '#735a00', '#5a3d8a', '#2d6a2f', '#8a1d52')
@@ -94,9 +95,22 @@ class _Varies:
 
 
 def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
-  """Returns the summaries (`cases.summarise`) of each model as `{model: list of summaries}`, its seeds together."""
-  found = grouped(check_rows(rows, 'audit', 'trial'), 'model')
-  return {' '.join(map(str, model)): summarise(group) for model, group in found.items()}
+  """Returns the summaries (`cases.summarise`) of each model as `{model: list of summaries}`, its seeds together.
+
+  Audits are seeds of one model where the initialisation is the same, and each has noted a seed of its own. Other audits
+  of one model stand alone, by their names: they may differ in how far it was trained.
+  """
+  audits = grouped(check_rows(rows, 'audit', 'trial'), 'audit')
+  alike = together((tuple(group[0].get(key) for key in _SETTING), group) for group in audits.values())
+  found: dict[str, list[Row]] = {}
+  for setting, groups in alike.items():
+    seeds = {group[0].get('seed') for group in groups}
+    if len(groups) > 1 and (len(seeds) < len(groups) or None in seeds):
+      found |= {str(group[0]['audit']): group for group in groups}
+    else:
+      only = sum(setting[0] == other[0] for other in alike) == 1
+      found[', '.join(str(value) for value in setting[: 1 if only else None] if value is not None)] = [row for group in groups for row in group]
+  return {title: summarise(group) for title, group in found.items()}
 
 
 def sweep_csv(rows: Iterable[Row]) -> str:

@@ -244,7 +244,7 @@ def _cost(one: Entry, base: Entry | None) -> str:
   elif (lower := cost(one, base)) is None:
     parts = [said('training.cost_reaches', **one, lost=lost)]
   else:
-    beside = f'{abs(lower):.1f} points {"less" if lower > 0 else "more"} than' if lower else 'as much as'
+    beside = f'{abs(lower):.1f} points {"less" if lower > 0 else "more"} than' if round(lower, 1) else 'as much as'
     interval = '' if one['cost'] is None else f' (95 % interval of the cost {between(one)} points)'
     parts = [said('training.cost_points', **one, lost=lost, beside=beside, interval=interval)]
   sent = _bytes(one, base)

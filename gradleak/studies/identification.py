@@ -168,7 +168,8 @@ class Identification:
 def _counted(key: tuple, rows: Sequence[Mapping], false: Mapping | None) -> dict[str, Any]:
   n = len(rows)
   made: dict[str, Any] = dict(zip(('defense', 'copies', 'statistic'), key, strict=True))
-  made |= {'model': rows[0]['model'], 'rounds': rows[0]['rounds'], 'n': n, 'candidates': rows[0]['candidates']}
+  made |= {'model': rows[0]['model'], 'rounds': rows[0]['rounds'], 'n': n}
+  made['candidates'] = min(row['candidates'] for row in rows)  # a class may have fewer others than another
   for name in ('identified', 'present'):
     found = [row[name] for row in rows if row[name] is not None]
     independent = len({row['trial'] for row in rows if row[name] is not None})  # the originals of a batch share one
@@ -264,6 +265,7 @@ def identify(
   tables: dict[str, list] = {name: [] for name in _FILES}
   with alone(workdir, how.process):
     store = None if workdir is None else Workdir(workdir, config, {'group_size': size}, how.process[1] > 1)
+    size = size if store is None else store.speed['group_size']
     run = _Run(key, scenario, given, listed, num_trials, size, show)
     try:
       rows = _all(run, store, [(one, name, alter) for name, alter in copies.items() for one in chosen], how.process)

@@ -1,5 +1,6 @@
 """A sweep: one audit per global model, each in a folder of its own, and one table of all."""
 
+import itertools
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -179,14 +180,13 @@ class _Forecast:
     end(self._progress)
 
   def _left(self, place: tuple[str, str], progress: driver.Progress) -> float:
-    """Returns the steps of all runs that this process has not done yet."""
+    """Returns the steps of all runs that this process has not done yet; those of an audit are done in their order."""
     names = list(self._planned)
+    first, *others = (self._planned[name] for name in names[names.index(place[0]) :])
+    current = max(number for number, structure in enumerate(first) if structure.attack == place[1])
+    rest = [*first[current + 1 :], *itertools.chain(*others)]
     left: float = (progress.num_steps - progress.step) * len(progress.objective)
-    for name in names[names.index(place[0]) :]:
-      for structure in self._planned[name]:
-        if (name, structure.attack) != place:
-          left += structure.runs * structure.num_steps / self._processes
-    return left
+    return left + sum(structure.runs * structure.num_steps for structure in rest) / self._processes
 
 
 def _duration(seconds: float) -> str:

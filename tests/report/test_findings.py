@@ -115,6 +115,27 @@ def test_defenses_are_grouped_by_what_was_found():
   assert defended(*unsolved) == [('unsolved', ['a', 'b']), ('tried_of', ['a'])]
 
 
+def test_a_count_is_of_the_uploads_of_its_own_defense():
+  found_of = findings.defended(
+    [
+      entry(recovered=4),
+      entry('weak', 2, n=64), entry('late', 2, n=2),
+      entry('a', n=64), entry('b', n=8),
+      entry('c', n=64, inconclusive=1), entry('d', n=8, inconclusive=1),
+    ],
+    SINGLE,
+  )  # fmt: skip
+  told = ' '.join(str(one) for one in found_of).replace('`', '')
+  assert 'recover 2 of 2 under late (' in told and '2 of 64 under weak (' in told
+  assert 'Under a none of the 64 images is' in told and 'Under b none of the 8 images is' in told
+  assert 'Under c and d none of the images is recovered' in told
+  several = [entry(recovered=4)] + [
+    entry(name, 4, n=n, non_adaptive=0, adaptive=4, adaptive_attacks=['x']) for name, n in (('a', 64), ('b', 8))
+  ]
+  said = str(*findings.broken(several, SINGLE)).replace('`', '')
+  assert '2 defenses hide all images' in said and '4 of 8 under b' in said and '4 of 64 under a' in said
+
+
 def test_not_solved_is_never_called_protection():
   worst = [entry(recovered=4), entry('prune', inconclusive=1), entry('laplace', inconclusive=4)]
   (one,) = findings.defended(worst, SINGLE)

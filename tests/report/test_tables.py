@@ -68,16 +68,24 @@ def test_summaries_match_scipy_and_numpy(result):
 
 
 def test_seeds_repeat_images_and_do_not_narrow_the_intervals():
-  once = [row(model='m', audit='seed0', trial=trial, psnr=10.0 + trial, **changes)
+  once = [row(model='m', audit='seed0', seed=0, trial=trial, psnr=10.0 + trial, **changes)
           for trial, changes in enumerate([{}, {'success': True, 'verdict': 'exact'}, {}, {}])]  # fmt: skip
-  twice = [*once, *({**each, 'audit': 'seed1'} for each in once)]
+  twice = [*once, *({**each, 'audit': 'seed1', 'seed': 1} for each in once)]
   (of_one,), (of_two,) = (sweep_summaries(rows)['m'] for rows in (once, twice))
   assert (of_one['n'], of_two['n']) == (4, 8)
   assert (of_one['recovered'], of_two['recovered']) == (1, 2)
   bounds = ('psnr', 'psnr_low', 'psnr_high', 'success', 'success_low', 'success_high')
   np.testing.assert_allclose([of_two[key] for key in bounds], [of_one[key] for key in bounds], rtol=1e-12)
-  others = [*once, *({**each, 'audit': 'seed1', 'dataset': 'others'} for each in once)]
+  others = [*once, *({**each, 'audit': 'seed1', 'seed': 1, 'dataset': 'others'} for each in once)]
   assert sweep_summaries(others)['m'][0]['success_high'] < of_one['success_high']
+
+
+def test_audits_of_one_model_that_are_no_seeds_of_it_stand_alone():
+  rows = [row(model='m', audit=audit, trial=trial, init=init, seed=seed, **RECOVERED if audit == 'before' else {})
+          for audit, init, seed in (('before', 'default', 0), ('after', 'default', 0), ('wide', 'wide', 1))
+          for trial in range(2)]  # fmt: skip
+  found = {title: [(one['recovered'], one['n']) for one in made] for title, made in sweep_summaries(rows).items()}
+  assert found == {'before': [(2, 2)], 'after': [(0, 2)], 'm, wide': [(0, 2)]}
 
 
 def test_a_diverged_run_enters_no_mean_but_counts_as_not_recovered(result):

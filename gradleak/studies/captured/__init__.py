@@ -19,7 +19,7 @@ from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import versions_of_parts
 from gradleak.audit.group import Group
-from gradleak.audit.labelled import Labelled, labelled
+from gradleak.audit.labelled import Labelled, labelled, text
 from gradleak.audit.plan import plan
 from gradleak.audit.result import frame
 from gradleak.audit.settings import AuditSettings
@@ -363,8 +363,8 @@ def _config(
     'truth': judged,
     'update_fingerprint': fingerprint(update),
     'attacks': [group.attacks[0].label for group in groups],
-    'methods': [str(group.attacks[0].method) for group in groups],
-    'defense': str(protected),
+    'methods': [text(group.attacks[0]) for group in groups],
+    'defense': text(Labelled('', protected)),
     'labels': labels if labels is None or isinstance(labels, str) else np.asarray(labels).reshape(-1).tolist(),
     **{name: getattr(chosen, name) for name in ('num_samples', 'restarts', 'steps', 'controls')},
     'key': np.asarray(jax.random.key_data(key)).tolist(),

@@ -17,6 +17,7 @@ from gradleak.attacks.base import Reconstruction
 from gradleak.attacks.matching.distances import cosine, weighed
 from gradleak.audit import TIMES, granted, lanes, versions
 from gradleak.audit.group import Group
+from gradleak.audit.labelled import text
 from gradleak.audit.scores import kept_distance
 from gradleak.audit.verdict import CONTROL
 from gradleak.audit.views import Target, Views, called, noise_like, stack
@@ -168,7 +169,7 @@ def inverted(
   (named,) = group.attacks
   for i, variants in enumerate(lanes.structures(group)):
     word = re.sub(r'\W', '_', named.method.name)
-    name = f'{number:02}-{word}-{zlib.crc32(str(named.method).encode()):08x}-{i}'
+    name = f'{number:02}-{word}-{zlib.crc32(text(named).encode()):08x}-{i}'
     names = [name, *([f'{name}-judged'] if judges else [])]
     held = [store.load_part(one) for one in names] if store is not None else []
     parts: list[Part] = [part for part in held if part is not None]
