@@ -75,6 +75,19 @@ def as_torch(update):
   return {name.replace('kernel', 'weight'): x.T.copy() if x.ndim == 2 else x for name, x in named(update).items()}
 
 
+def test_a_folder_belongs_to_the_version_of_an_attack(dense, tmp_path):
+  def mine(client):
+    return gl.attacks.dlg(steps=2)(client)
+
+  def attack(version):
+    return dense.attack(dense.update(), attacks=[gl.attacks.wrap(mine, version=version)], workdir=tmp_path / 'run')
+
+  attack('1')
+  assert attack('1').inversions
+  with pytest.raises(gl.UsageError, match="mine.*version 1.*now.*version 2"):
+    attack('2')
+
+
 @pytest.mark.parametrize('kind', ['npz', 'safetensors', 'legacy', 'zip', 'names'])
 def test_every_format_gives_the_private_image(kind, dense, tmp_path):
   update, names = dense.update(), None

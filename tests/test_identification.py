@@ -1,6 +1,7 @@
 """Re-identification by likelihood: against closed forms, naive densities, and lists without the original."""
 
 import dataclasses
+import json
 import math
 
 import jax
@@ -450,6 +451,22 @@ def test_candidates_of_another_kind_do_not_count():
     {'likelihood': np.asarray([[1.0, 0.0, 5.0, 6.0]])}, listed, {'copies': 'exact'}, False
   )  # fmt: skip
   assert (row['rank'], row['candidates']) == (1, 1)
+
+
+def test_a_folder_keeps_the_group_size_that_it_began_with(scenario, tmp_path):
+  whole = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, group_size=3)
+  identify(scenario, [None], 2, candidates=20, group_size=3, workdir=tmp_path)
+  again = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, group_size=7, workdir=tmp_path)
+  assert again.rows == whole.rows  # to the bit
+  assert json.loads((tmp_path / 'speed.json').read_text()) == {'group_size': 3}
+
+
+def test_the_least_number_of_candidates_is_said():
+  rows = [
+    {'model': 'm', 'rounds': 1, 'candidates': n, 'identified': True, 'present': None, 'trial': n, 'posterior': None}
+    for n in (300, 20)
+  ]
+  assert identification._counted(('none', 'exact', 'likelihood'), rows, None)['candidates'] == 20
 
 
 def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):

@@ -16,10 +16,12 @@ import optax
 import pytest
 
 import gradleak as gl
+from gradleak.audit import lanes
 from gradleak.audit.labelled import named_defenses
+from gradleak.engine import driver
 from gradleak.report import strengths, sweep_csv
 from gradleak.report.strengths import lines
-from gradleak.studies.sweep import plan, sweep
+from gradleak.studies.sweep import _Forecast, plan, sweep
 from tests import programs
 from tests.objects import objects
 
@@ -90,6 +92,14 @@ def test_the_plan_is_said_before_anything_runs(swept, audits):
   assert len(said) == 2 and said[1].startswith('at this pace the rest takes about ')
   planned = plan(audits, STRENGTHS, ATTACKS, 4, restarts=2, controls=4, knowledge='non-adaptive')
   assert planned == {name: [('csdlg(tv=0,steps=8)', 88, 8)] for name in 'ab'}
+
+
+def test_a_forecast_counts_what_comes_after():
+  planned = {name: [lanes.Planned('x', 4, 10), lanes.Planned('y', 2, 5)] for name in 'ab'}
+  forecast = _Forecast(planned, 1, None, print)
+  done = driver.Progress(5, 5, np.zeros(2), 2, 2, '', None)
+  assert forecast._left(('a', 'y'), done) == 50 and forecast._left(('b', 'y'), done) == 0
+  assert forecast._left(('a', 'x'), done._replace(num_steps=10)) == 5 * 2 + 10 + 50
 
 
 def test_it_is_not_run_again(swept, audits):

@@ -253,6 +253,21 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
     training.train(KEY, federation, variables, 3, test=test, workdir=tmp_path / 'new', on_round=stop)
 
 
+def test_a_folder_keeps_the_group_size_that_it_began_with(setting, tmp_path, monkeypatch):
+  federation, variables = setting({}, per_round=2)
+  sizes, run_round = [], simulation.run_round
+
+  def spied(federation, *arguments):
+    sizes.append(federation.at_once)
+    return run_round(federation, *arguments)
+
+  monkeypatch.setattr(simulation, 'run_round', spied)
+  for rounds, size in ((1, 1), (2, 2)):
+    asked = dataclasses.replace(federation, group_size=size)
+    training.train(KEY, asked, variables, rounds, workdir=tmp_path / 'run')
+  assert sizes == [1, 1]
+
+
 def test_training_learns_eight_digits(setting):
   federation, variables = setting({'epochs': 3})
   _, rows = training.train(KEY, federation, variables, 40, test=(federation.samples, federation.targets))

@@ -1,9 +1,12 @@
 """Networks of PyTorch in the programs."""
 
 import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
+from absl import flags as absl_flags
 
 import gradleak as gl
 from launch import _flags
@@ -85,3 +88,13 @@ def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, mo
     f'--workdir={tmp_path}/found',
   )  # fmt: skip
   assert done.status == 0 and 'csdlg(steps=3)' in done.out, done.err
+
+
+def test_what_repeats_an_entry_names_no_other_network():
+  """A network of PyTorch has neither --model nor --init, and both are refused beside it."""
+  module, flags = programs._load('autoleak')
+  with mock.patch.object(absl_flags, 'FLAGS', flags):
+    flags(['autoleak', '--torch_model=mine:Net'])
+    known = module._command(SimpleNamespace(settings={'init': 'mine:Net'}, public=None))
+    flags.unparse_flags()
+  assert known['torch_model'] == 'mine:Net' and not {'model', 'init'} & set(known)

@@ -11,7 +11,8 @@ import pytest
 
 from gradleak import UsageError, report
 from gradleak.audit.verdict import LEVELS
-from gradleak.report.leaderboard import listing, render_leaderboard
+from gradleak.report import deploy
+from gradleak.report.leaderboard import _worst, listing, render_leaderboard
 from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.costs import Cost
 from tests.leaderboards import COMMAND, found
@@ -50,6 +51,15 @@ def _text(source):
 
 def order(source):
   return [row[0].strip() for row in Page(source).rows if len(row) > 2][1:]
+
+
+def test_seeds_of_a_task_are_one_line_of_what_is_said(entries):
+  other = [{**entry, 'seed': 1} for entry in entries.values()]
+  once, twice = (_worst(found, 'honest') for found in (entries.values(), [*entries.values(), *other]))
+  assert twice == [{**one, 'recovered': 2 * one['recovered'], 'n': 2 * one['n']} for one in once]
+  priced = [{**entry, 'cost': {'points': 9.0, 'source': ''}} for entry in (*entries.values(), *other)]
+  (costly,) = [one for one in deploy.advice(priced) if one.name == 'deploy.costly']
+  assert len(costly.facts['names']) == len({*costly.facts['names']}) == costly.facts['n']
 
 
 def test_a_line_per_defense_the_least_leak_first(entries, source):

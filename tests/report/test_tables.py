@@ -386,6 +386,22 @@ def test_significant(value, text):
   assert formatting.significant(value) == text
 
 
+@pytest.mark.parametrize(
+  ('fraction', 'digits', 'text'),
+  [(0, 0, '0 %'), (1, 1, '100.0 %'), (1 / 400, 0, '0.2 %'), (399 / 400, 0, '99.8 %'), (0.999, 0, '99.9 %'),
+   (1e-4, 1, '0.01 %'), (1e-9, 0, '< 0.0001 %'), (1 - 1e-9, 0, '> 99.9999 %'), (None, 1, '–')],
+)  # fmt: skip
+def test_a_share_between_is_never_none_or_all(fraction, digits, text):
+  assert formatting.percent(fraction, digits) == text
+
+
+def test_a_lower_bound_is_rounded_down_until_it_shows_what_it_exceeds():
+  assert formatting.exceeding(0.9951, 1.0) == ('0.99', '1.00')
+  assert formatting.exceeding(1.0045, 1.004) == ('1.0045', '1.0040')
+  assert formatting.exceeding(3.0, None) == ('3.00', '–') and formatting.exceeding(2.5, 1.0) == ('2.50', '1.00')
+  assert formatting.significant(99.6) == '100' and formatting.significant(123.4) == '120'
+
+
 def test_wrap_breaks_after_joints_and_loses_nothing():
   assert formatting.wrap('prune(rate=0.9)+laplace(scale=0.1)', 20) == ['prune(rate=0.9)+', 'laplace(scale=0.1)']
   name = 'x' * 50 + '+' + 'y' * 7

@@ -10,7 +10,7 @@ import pytest
 
 from gradleak import report
 from gradleak.defenses.differential_privacy import Epsilon
-from gradleak.report.frontier import best
+from gradleak.report.frontier import best, beside, cost
 from gradleak.report.partition import summary
 from gradleak.report.training import along
 from gradleak.report.training_findings import cautions, opening
@@ -24,6 +24,13 @@ CONFIG = {
   'rounds': 40, 'share': 'delta', 'local_epochs': 1, 'local_batch_size': 10, 'learning_rate': 0.1, 'momentum': 0.9,
   'server': 'sgd', 'delta': 1e-5, 'num_classes': 10,
 }  # fmt: skip
+
+
+def test_a_cost_lies_in_its_interval():
+  base = {'accuracy': 0.9795, 'at_chance': False}
+  one = {'accuracy': 0.9794, 'at_chance': False, 'cost': 0.01, 'cost_low': -0.0177, 'cost_high': 0.0377}
+  assert cost(one, base) == 0.01 and beside(one, base) == '0.0 (0.0 to 0.0)'
+  assert cost({**one, 'cost': None}, base) == 0.1  # of the figures that are shown
 
 
 def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, epsilon=None, **last):
