@@ -17,14 +17,16 @@ import jax.numpy as jnp
 from gradleak.attacks import base
 from gradleak.attacks.dense import first_dense_layer, in_pixels
 from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
 from gradleak.core.settings import Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
-from gradleak.models.model import require
+from gradleak.models.model import Model, require
 from gradleak.threat import Observation
 
 # Reconstructions that correlate by this much are the same image; by the second, with noise on both.
 _SAME, _ALIKE = 0.99, 0.95
+Path = tuple[str, ...]
 
 
 class PartialReconstructions(NamedTuple):
@@ -153,8 +155,7 @@ def fidel(
     raise errors.UsageError('combine weighs neurons by the bias gradient: it is not for bias=False')
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
-    layers = require(client.model, 'layers')(observation.batch_shape[1:])
-    kernel, shares = image_layer(layers, observation)
+    kernel, shares = image_layer(client.model, observation)
     seen = in_pixels(client.model, observation) if bias else observation
     sent, number = trees.get(observation.update, kernel) != 0, observation.batch_shape[0]
     inputs, order = _read(trees.get(seen.update, kernel), trees.get(seen.update, shares), sent, bias, combine, number)
@@ -186,12 +187,13 @@ def _read(
   return inputs, surest_first(inputs, shares, alive)
 
 
-def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def image_layer(model: Model, observation: Observation) -> tuple[Path, Path]:
   """Returns the paths of the (kernel, bias) of the first dense layer.
 
   Raises:
-    UsageError: if there is none, or its input is not the image.
+    UsageError: if there is none, or its input is not the image, value by value in its order.
   """
+  layers = require(model, 'layers')(observation.batch_shape[1:])
   found = first_dense_layer(layers, observation.update)
   size, pixels = trees.get(observation.update, found[0]).shape[0], math.prod(observation.batch_shape[1:])
   if size != pixels:
@@ -208,7 +210,38 @@ def image_layer(layers: Sequence[Layer], observation: Observation) -> tuple[tupl
       f'the layer {first.name!r} before the first dense layer with a bias is no such layer: this attack reads samples '
       'of networks that begin with one, such as mlp'
     )
+  if not _keeps_order(model, observation.batch_shape[1:], *found):
+    raise errors.UsageError(
+      f'the model {model.name!r} does not pass its samples on to the first dense layer value by value, in the order of '
+      'rows, columns and channels: what this attack reads would be taken for other pixels; flatten samples as they are'
+    )
   return found
+
+
+@reusable(32)
+def _keeps_order(model: Model, shape: tuple[int, ...], kernel: Path, bias: Path) -> bool:
+  """Returns whether a change of some values of a sample changes these inputs of the first dense layer, and no others.
+
+  So it does where an initial network has no gradient there, which tells nothing.
+  """
+  with jax.ensure_compile_time_eval():
+    keys = jax.random.split(jax.random.key(0), 3)
+    variables = model.init(keys[0], shape)
+
+    @jax.jit
+    def read(sample: jax.Array) -> jax.Array:
+      def loss(params: Tree) -> jax.Array:
+        outputs, _ = model.apply({**variables, 'params': params}, sample[None], False, None)
+        return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
+
+      gradient = jax.grad(loss)(variables['params'])
+      shares = trees.get(gradient, bias)
+      neuron = jnp.argmax(jnp.abs(shares))
+      return trees.get(gradient, kernel)[:, neuron] / shares[neuron]
+
+    chosen, sample = jax.random.bernoulli(keys[2], 0.5, shape), jnp.full(shape, 0.25)
+    moved = jnp.abs(read(jnp.where(chosen, 0.75, sample)) - read(sample))
+    return bool(jnp.all((moved > 0.01 * jnp.max(moved)) == chosen.reshape(-1)) | ~jnp.isfinite(moved).all())
 
 
 def _holds(outer: tuple[str, ...], inner: tuple[str, ...]) -> bool:

@@ -160,7 +160,7 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
       )
     if observation.knowledge.labels not in ('known', 'inferred'):
       raise errors.UsageError("the attack linear needs the labels: choose labels='known'")
-    kernel, bias = image_layer(layers, observation)
+    kernel, bias = image_layer(client.model, observation)
     _check(observation.batch_shape[0], observation.num_classes, trees.get(observation.update, kernel).shape[0])
     return kernel, bias
 

@@ -377,7 +377,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     base.require_gradient('peeling', observation)
     client.loss.require_cross_entropy('peeling')
     layers = require(client.model, 'layers')(observation.batch_shape[1:])
-    image_layer(layers, observation)
+    image_layer(client.model, observation)
     check_dense(layers, observation.update)
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -242,7 +242,7 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
 
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     base.require_gradient('spear', observation)
-    return image_layer(require(client.model, 'layers')(observation.batch_shape[1:]), observation)
+    return image_layer(client.model, observation)
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     rng = np.random.default_rng(key.ravel())

@@ -26,6 +26,7 @@ from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range
 from gradleak.core.trees import Tree
 from gradleak.defenses import base
 from gradleak.defenses.defense import defense
+from gradleak.models.masked import repeated
 from gradleak.models.model import per_example_loss
 
 STARTS = ('noise', 'proxy')
@@ -228,7 +229,8 @@ def mixed_gradient(
     def losses_of(given: jax.Array) -> jax.Array:
       labels_of_all = jnp.concatenate([targets, given])
       train = client.batch_norm == 'train'
-      losses, _ = per_example_loss(client.network, client.loss, current, union, labels_of_all, train)
+      with repeated(count):
+        losses, _ = per_example_loss(client.network, client.loss, current, union, labels_of_all, train)
       return losses
 
     # The compiler merges the two forward passes: the losses differ only in the labels of the dummies.

@@ -105,7 +105,7 @@ def _squared_sensitivity(
   numbers, count = trees.layer_numbers(params, _layers(client, samples.shape[1 : 1 + kind.axes]))
   samples = kind.relaxation('', client.model).relaxed(samples, variables)  # whole numbers have no derivative
   shape = samples.shape[1:]
-  single = dataclasses.replace(client.undefended(), share='gradient', epochs=1, batch_size=None, cohort=1)
+  single = client.of_one_gradient()
 
   def of_sample(sample: tuple) -> jax.Array:
     index, image, label = sample

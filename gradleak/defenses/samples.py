@@ -263,7 +263,7 @@ def ats_privacy_score(
   Returns:
     A float32 scalar.
   """
-  client, label = dataclasses.replace(client.undefended(), cohort=1), jnp.asarray(label, jnp.int32).reshape(1)
+  client, label = client.of_one_gradient(), jnp.asarray(label, jnp.int32).reshape(1)
   policy_key, start_key = jax.random.split(key)
   (transformed,), _ = ats(policy=policy)(policy_key, image[None], label)
   start = jax.random.uniform(start_key, image.shape, image.dtype)

@@ -73,7 +73,8 @@ def secagg_rounding(
       cut = jnp.clip(scale * (before + update.astype(jnp.float32)), -bound, bound)
       place = (cut + bound) * per_level
       # The change of the place is small beside it: added to the update, it keeps the digits that the sum would lose.
-      moved = jax.lax.stop_gradient(jnp.floor(place + draw) - place) / per_level
+      low = jnp.floor(place)  # place + draw would be rounded to a fourth of a level: a bias
+      moved = jax.lax.stop_gradient(low + (draw < place - low).astype(jnp.float32) - place) / per_level
       return ((cut + moved) / scale - before).astype(update.dtype)
 
     shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), params)

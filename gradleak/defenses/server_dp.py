@@ -52,7 +52,7 @@ def server_dp(
   The noise is calibrated to a mean of equal weights. Under weights by number of samples, one client moves the mean by
   more than that. The ε that an accountant states for the noise multiplier is then too small.
 
-  Adaptive clipping draws its noise for the norm of the next round. The noise of the count has the standard deviation
+  Adaptive clipping draws its noise for the norm of the next round. With noise, that of the count has the standard deviation
   clients / 20, and takes part of the noise multiplier. Flower counts the clipped uploads; the paper counts those that
   are not (`counts='unclipped'`). Flower's norm therefore falls where most uploads are clipped, and leaves the quantile.
   An upload whose norm is no finite number becomes zeros, and counts as clipped.
@@ -103,7 +103,8 @@ def server_dp(
       )
     first, second = jax.random.split(stream('server_dp', key, updates))
     mean, norms = _clipped(uploads, weights, state.norm)
-    share = _share(first, ~(norms <= state.norm) == (counts == 'clipped'), weights > 0, clients / 20)
+    counting = jnp.where(jnp.asarray(noise, jnp.float32) > 0, clients / 20, 0.0)
+    share = _share(first, ~(norms <= state.norm) == (counts == 'clipped'), weights > 0, counting)
     adapts = jnp.asarray(rate, jnp.float32) > 0
     step = jnp.asarray(rate, jnp.float32) * (share - jnp.asarray(quantile, jnp.float32))
     adapted = jnp.where(adapts, state.norm * jnp.exp(-step), state.norm)
@@ -132,7 +133,7 @@ def _clipped(uploads: Tree, weights: jax.Array, norm: jax.Array) -> tuple[Tree, 
   return jax.tree.map(mean, clipped), jax.vmap(trees.norm)(uploads)
 
 
-def _share(key: jax.Array, counted: jax.Array, answered: jax.Array, stddev: float) -> jax.Array:
+def _share(key: jax.Array, counted: jax.Array, answered: jax.Array, stddev: jax.Array) -> jax.Array:
   """Returns the noisy share of those counted, among the clients that answered."""
   present = jnp.maximum(jnp.sum(answered, dtype=jnp.float32), 1.0)
   return (jnp.sum(counted & answered, dtype=jnp.float32) + stddev * jax.random.normal(key)) / present

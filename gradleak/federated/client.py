@@ -172,6 +172,11 @@ class Client:
     """Returns the same client without its defenses: what a non-adaptive attacker simulates."""
     return dataclasses.replace(self, step=NO_DEFENSE, upload=NO_DEFENSE, transform=None, extra_gradients=0)
 
+  def of_one_gradient(self) -> 'Client':
+    """Returns the undefended client of one step: its update is the gradient of what it is given."""
+    plain = {'share': 'gradient', 'epochs': 1, 'batch_size': None, 'order': None, 'cohort': 1}
+    return dataclasses.replace(self.undefended(), **plain)
+
   @property
   def network(self) -> Model:
     """The model, whose pass is in `precision`."""
@@ -378,16 +383,17 @@ class Client:
     if self.frozen:
       gradient = trees.masked(gradient, self.trained_layers(params, self._shape(samples)))
     chain = optax.with_extra_args_support(self.step)
-    gradient, state = chain.update(
-      gradient,
-      state,
-      params,
-      key=noise,
-      batch=(samples, targets),
-      weights=weights,
-      variables=variables,
-      position=position,
-    )
+    with masked(weights if filled else None):  # a defense may run the network again
+      gradient, state = chain.update(
+        gradient,
+        state,
+        params,
+        key=noise,
+        batch=(samples, targets),
+        weights=weights,
+        variables=variables,
+        position=position,
+      )
     return gradient, batch_stats, state
 
   def held(self, params: Tree, sample_shape: tuple[int, ...]) -> Tree:

@@ -75,6 +75,12 @@ class Loss(methods.Method):
     weighs = self.settings.get('weight') is not None and self.settings.get('average', 'weights') == 'weights'
     return weighs and self.divisor is not None and not self.summed
 
+  def parts(self, targets: jax.Array) -> jax.Array:
+    """Returns the part of each sample in a mean, floats [N]: its weight, 1 where classes have none."""
+    if self.divisor is None or self.summed:
+      return jnp.ones(targets.shape[:1], targets.dtype)
+    return self.divisor(targets, **self.settings)
+
   def reduced(self, losses: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
     """Returns the loss of a batch.
 
@@ -87,11 +93,11 @@ class Loss(methods.Method):
       return jnp.sum(weights * losses)
     if self.divisor is None:
       return jnp.sum(weights * losses) / jnp.sum(weights)
-    parts = self.divisor(targets, **self.settings)
+    parts = self.parts(targets)
     total = jnp.sum(weights * parts)
     if self.own:  # a batch may have no position that counts
-      total = _not_zero(total)
-    return jnp.sum(weights * _not_zero(parts) * losses) / total
+      total = not_zero(total)
+    return jnp.sum(weights * not_zero(parts) * losses) / total
 
   def require_cross_entropy(self, what: str) -> None:
     """Raises `UsageError` for anything but the mean cross-entropy of classes, which `what` is derived for."""
@@ -140,7 +146,7 @@ def _reduced(elements: jax.Array, reduction: str) -> jax.Array:
   return (jnp.sum if reduction == 'sum' else jnp.mean)(elements, axis=axes) if axes else elements
 
 
-def _not_zero(divisor: jax.Array) -> jax.Array:
+def not_zero(divisor: jax.Array) -> jax.Array:
   """Returns what sums are divided by, 1 in place of 0: such a sum is not divided, see `Loss.divisor`."""
   return jnp.where(divisor == 0, jnp.ones_like(divisor), divisor)
 
@@ -188,7 +194,7 @@ def cross_entropy(
   losses = -jnp.sum(smoothed * jax.nn.log_softmax(outputs), axis=-1)
   if weight is None or average == 'samples' or reduction == 'sum':
     return _reduced(losses, reduction)
-  return _reduced(losses, 'mean') / _not_zero(_sum_of_weights(targets, weight=weight, average=average))
+  return _reduced(losses, 'mean') / not_zero(_sum_of_weights(targets, weight=weight, average=average))
 
 
 @_loss(CLASSES, 'softmax')

@@ -5,6 +5,7 @@ In FedSGD the clients upload gradients, in FedAvg deltas. The clients are those 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from gradleak.defenses.differential_privacy import aggregate_client_dp
 from gradleak.engine import driver
 from gradleak.engine.groups import Layout
 from gradleak.federated.client import NO_DEFENSE, Client, Upload
-from gradleak.federated.losses import Loss, cross_entropy
+from gradleak.federated.losses import Loss, cross_entropy, not_zero
 from gradleak.federated.server import layer_average
 from gradleak.federated.targets import CLASSES, SAMPLES
 from gradleak.models import Model, check_variables
@@ -213,7 +214,8 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
   if not answers.any():
     return state._replace(number=state.number + 1), done
   weights = uploads.num_samples if federation.weighting == 'samples' else np.ones(len(drawn))
-  step = _server(federation.chain, federation.server, federation.client.share, federation.server_noise)
+  client = federation.client
+  step = _server(federation.chain, federation.server, client.share, federation.server_noise)
   variables, server, chain, norm = step(
     state.variables,
     state.server,
@@ -224,6 +226,7 @@ def run_round(federation: Federation, state: State, key: jax.Array) -> tuple[Sta
     np.where(answers, weights, 0).astype(np.float32),
     jax.random.fold_in(key, 2),
     np.float32(answers.sum()),
+    client.trained_layers(state.variables['params'], federation.samples.shape[1:]) if client.frozen else None,
   )
   kept = {**state.kept, **{client: new[client] for client in drawn[answers].tolist() if client in new}}
   state = State(state.number + 1, variables, server, chain, kept, _counted(state, drawn[answers]))
@@ -336,21 +339,27 @@ def _server(
     weights: jax.Array,
     key: jax.Array,
     num_clients: jax.Array,
+    trained: Tree | None,
   ) -> tuple[Mapping, Any, Any, jax.Array]:
     params = variables['params']
+
+    def held(update: Tree) -> Tree:
+      return update if trained is None else trees.masked(update, trained)  # noise moves no frozen layer
+
     if noise:
       mean, _ = aggregate_client_dp(jax.random.fold_in(key, 1), uploads.update, noise, present=weights > 0)
     else:
       mean = layer_average(uploads, weights)
-    norm = trees.norm(mean)
+    norm = trees.norm(mean := held(mean))
     portions = (weights > 0).astype(jnp.float32) if noise else weights
     given = {'num_clients': num_clients, 'weights': portions / jnp.sum(portions)}
     if not noise:  # its ε is of what depends on the noisy mean, and on the uploads only through it
       given['uploads'] = uploads.update
     mean, chain_state = chain.update(mean, chain_state, params, key=key, **given)
+    mean = held(mean)
     gradient = jax.tree.map(jnp.negative, mean) if share == 'delta' else mean
     updates, server_state = server.update(gradient, server_state, params)
-    variables = {**variables, 'params': optax.apply_updates(params, updates)}
+    variables = {**variables, 'params': optax.apply_updates(params, held(updates))}
     if variables.get('batch_stats'):
       average = functools.partial(_mean_statistics, weights)
       variables['batch_stats'] = jax.tree.map(average, variables['batch_stats'], batch_stats, statistics)
@@ -479,7 +488,7 @@ def classified(
 ) -> tuple[np.ndarray, float]:
   """Returns (what a model decides for each sample, as `decided` has it, int [N]; the mean loss).
 
-  BatchNorm uses its running statistics.
+  BatchNorm uses its running statistics. The mean is the loss's own: where classes have weights, it is over these.
 
   Args:
     model, variables: the `Model` and its variables.
@@ -504,13 +513,13 @@ def classified(
 
   samples, targets = data.pair('the samples', (samples, targets), check=np.asarray, check_targets=check)
   decided(loss, targets[:1])  # raises for what cannot be
-  predicted, total, score = [], 0.0, _score(model, loss)
+  predicted, total, parts, score = [], 0.0, 0.0, _score(model, loss)
   for first in range(0, len(samples), batch_size):
     some = slice(first, first + batch_size)
     found = score(variables, samples[some], loss.targets.kept(targets[some]))
     predicted.append(np.asarray(found[0]))
-    total += float(found[1])
-  return np.concatenate(predicted), total / len(samples)
+    total, parts = total + float(found[1]), parts + float(found[2])
+  return np.concatenate(predicted), total / parts if parts else math.nan
 
 
 def judged(
@@ -552,14 +561,16 @@ def _score_of_tokens(client: Client) -> Callable[..., tuple[jax.Array, ...]]:
 
 
 @reusable(32)
-def _score(model: Model, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def _score(model: Model, loss: Loss) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
   decide = loss.targets.decide
   assert decide is not None
 
   @jax.jit
-  def score(variables: Mapping, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+  def score(variables: Mapping, samples: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     outputs, _ = model.apply(variables, samples, False, None)
     check_logits(model, outputs, (len(samples), *getattr(outputs, 'shape', ())[1:2]))
-    return decide(outputs), jnp.sum(loss(outputs, loss.targets.encode(targets, outputs.shape[1], outputs.dtype)))
+    encoded = loss.targets.encode(targets, outputs.shape[1], outputs.dtype)
+    parts = loss.parts(encoded)
+    return decide(outputs), jnp.sum(not_zero(parts) * loss(outputs, encoded)), jnp.sum(parts)
 
   return score

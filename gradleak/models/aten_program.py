@@ -1,5 +1,6 @@
 """A program of PyTorch's operations (ATen) as data: it holds no object of PyTorch, and is run in JAX."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -246,7 +247,7 @@ class Program(NamedTuple):
       source = step.arguments[0]
       if step.base in _VIEWS:
         before, after = self.shapes.get(source.place, ()), self.shapes.get(place, ())
-        flat = len(before) > 2 and len(after) == 2 and before[0] == after[0]
+        flat = len(before) > 2 and len(after) == 2 and before[0] == after[0] and after[1] == math.prod(before[1:])
         return step if flat else None
       if step.base not in _ENTRYWISE or not isinstance(source, Ref):
         return None

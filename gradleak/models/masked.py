@@ -26,6 +26,12 @@ def masked(weights: jax.Array | None) -> Iterator[None]:
     _masked.reset(token)
 
 
+def repeated(count: int) -> contextlib.AbstractContextManager[None]:
+  """In this block a batch is followed by as many samples as `count`, which count as its first ones do."""
+  weights = _masked.get()
+  return masked(None if weights is None else jnp.concatenate([weights, weights[:count]]))
+
+
 def counted(images: jax.Array) -> jax.Array | None:
   """Returns which images of a batch [N, …] count in its statistics, [N, 1, …]; None where all do.
 

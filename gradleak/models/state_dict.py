@@ -85,11 +85,14 @@ class Layout(NamedTuple):
     return found | {other: found[name] for other, name in self.tied if name in found}
 
   def variables(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tree]:
-    """Returns the variables of arrays in PyTorch's layout, one for each entry."""
+    """Returns the variables of arrays in PyTorch's layout, one for each entry, in the types that the model holds."""
     found: dict[str, Tree] = {'params': {}}
     for entry in self.entries:
       tree = found
       for key in entry.path[:-1]:
         tree = tree.setdefault(key, {})
-      tree[entry.path[-1]] = entry.ours(np.asarray(arrays[entry.name]))
+      values = entry.ours(np.asarray(arrays[entry.name]))
+      # Servers average statistics, and the count among them.
+      floats = values.dtype.kind == 'f' or entry.path[0] == 'batch_stats'
+      tree[entry.path[-1]] = values.astype(np.float32 if floats else bool if values.dtype.kind == 'b' else np.int32)
     return found

@@ -107,7 +107,7 @@ def from_torch(
   train, evaluation = modes
   network = _Network(name, train, evaluation, layout, shape, normalisation, str(given.dtype))
   values = {one: tensor.detach().numpy() for one, tensor in module.state_dict().items()}
-  variables = jax.tree.map(_kept, layout.variables(values))
+  variables = jax.tree.map(jnp.array, layout.variables(values))
   model = _model(network, variables)
   if check:
 
@@ -367,20 +367,12 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
   return Layout(tuple(entries), sample, tied), [program.marked(held) for program in modes]
 
 
-def _kept(values: np.ndarray) -> jax.Array:
-  """Returns a variable: floats, whole numbers and booleans."""
-  dtype = np.float32 if values.dtype.kind == 'f' else bool if values.dtype.kind == 'b' else np.int32
-  return jnp.array(values, dtype)
-
-
 # The model -----------------------------------------------------------------------------------------------------------
 
 
 def _model(network: _Network, initial: dict[str, Tree]) -> Model:
   """Returns the `Model` of a network with these variables."""
   statistics = [entry for entry in network.layout.entries if entry.path[0] == 'batch_stats']
-  if statistics:  # servers average them, and the count among them
-    initial['batch_stats'] = jax.tree.map(lambda x: x.astype(jnp.float32), initial['batch_stats'])
 
   def check(sample_shape: ImageShape) -> None:
     if tuple(check_sample_shape(sample_shape, len(network.shape))) != network.shape:

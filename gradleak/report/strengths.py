@@ -109,7 +109,9 @@ def sweep_summaries(rows: Iterable[Row]) -> dict[str, list[Summary]]:
       found |= {str(group[0]['audit']): group for group in groups}
     else:
       only = sum(setting[0] == other[0] for other in alike) == 1
-      found[', '.join(str(value) for value in setting[: 1 if only else None] if value is not None)] = [row for group in groups for row in group]
+      found[', '.join(str(value) for value in setting[: 1 if only else None] if value is not None)] = [
+        row for group in groups for row in group
+      ]
   return {title: summarise(group) for title, group in found.items()}
 
 

@@ -203,12 +203,19 @@ def imprint_server(
     edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement)
     module = module_parameters(w, edges, gain=gain, sparse=sparse)
     model = insert(scenario.client.model, module, gain=gain, sparse=sparse, residual=residual)
+    kept = {name: tuple(map(_inside, getattr(scenario.client, name))) for name in ('frozen', 'private')}
     return scenario._replace(
-      client=dataclasses.replace(scenario.client, model=model),
+      client=dataclasses.replace(scenario.client, model=model, **kept),
       variables={**scenario.variables, 'params': {_NAME: module, 'model': scenario.variables['params']}},
     )
 
   return one_round(prepare)
+
+
+def _inside(name: str) -> str:
+  """Returns what a module of the honest model is called behind the imprint module: a path begins with 'model'."""
+  path = name.replace('.', '/')
+  return f'/model/{path.strip("/")}' if '/' in path else name
 
 
 def recover(

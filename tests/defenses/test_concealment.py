@@ -15,6 +15,7 @@ from gradleak import Client, defenses, models
 from gradleak.core import errors
 from gradleak.defenses.concealment import Search, mixed_gradient, objective, project, start_point, view
 from gradleak.defenses.defense import Context
+from gradleak.models.masked import masked
 
 STEPS = 8
 WEIGHTS = (1.0, 0.0, 2.0)  # the second sample is padding
@@ -197,6 +198,21 @@ def test_only_sensitive_samples_are_mixed_and_padding_has_no_part(settings):
   _, weighed = conceal(setting, weights=(1, 3, 0))
   second = cosine(mixtures[1][1], originals[1][1])
   assert float(weighed.cosine) == pytest.approx((float(state.cosine) + 3 * second) / 4, rel=1e-4)
+
+
+def test_padding_has_no_part_in_the_statistics_of_a_batch():
+  """BatchNorm in train mode normalised a mixed batch by what only fills it, too."""
+  model = gl.models.create('convnet(width=2)', 10, init='explicit')
+  client, (samples, concealed) = Client(model, 10), jax.random.uniform(jax.random.key(0), (2, 4, 9, 9, 1))
+  variables, labels = model.init(jax.random.key(1), (9, 9, 1)), jax.nn.one_hot(jnp.arange(4), 10)
+
+  def mixed(number, weights):
+    batch, chosen = (samples[:number], labels[:number]), (concealed[:2], labels[2:4])
+    with masked(weights):
+      return mixed_gradient(client, variables, batch, chosen, weights, 0.5)
+
+  expected, found = mixed(3, jnp.ones(3)), mixed(4, jnp.asarray([1.0, 1.0, 1.0, 0.0]))
+  np.testing.assert_allclose(flat(found), flat(expected), atol=2e-5)
 
 
 @pytest.mark.slow

@@ -178,6 +178,15 @@ def test_secagg_rounding_is_unbiased_and_on_the_grid_of_whole_weights():
   np.testing.assert_allclose(cut, 16 - 2, atol=1e-4)
 
 
+@pytest.mark.parametrize('weight', [0.0, 0.01, -0.05])
+def test_rounding_to_the_default_levels_is_unbiased(weight):
+  """At four million levels a weight and a draw, added in float32, fell on fourths of a level."""
+  params, update = ({'w': jnp.full(100_000, value, jnp.float32)} for value in (weight, 0.0))
+  moved = np.asarray(apply(defenses.secagg_rounding(), update, params, key=KEY)['w'], np.float64)
+  spacing = 2 * 8 / 4_194_304
+  assert abs(moved.mean()) < 5 * spacing / 2 / math.sqrt(100_000) + 1e-10
+
+
 def clipped_mean(uploads, weights, norm):
   norms = np.sqrt(sum(np.sum(np.square(u), axis=tuple(range(1, u.ndim))) for u in jax.tree.leaves(uploads)))
   factors = np.minimum(1, norm / norms)
@@ -223,6 +232,12 @@ def test_the_adaptive_norm_moves_towards_the_quantile_as_published_alone(counts,
   for step in range(30):
     _, state = served(defense, uploads, weights, state, jax.random.fold_in(KEY, step))
   assert state.norm < 0.1 if direction < 0 else 2.5 < state.norm < 3.6
+
+
+def test_without_noise_the_count_has_none():
+  uploads = {'w': 1e-3 * jnp.ones((10, 9))}  # none is clipped
+  _, state = served(defenses.server_dp(norm=1.0, noise=0.0, clients=10, rate=0.2), uploads, jnp.full(10, 0.1))
+  assert float(state.norm) == pytest.approx(np.exp(0.2 * 0.5), rel=1e-6)
 
 
 def test_an_adaptive_norm_draws_its_noise_for_the_next_norm_and_shares_the_multiplier():

@@ -374,6 +374,18 @@ def test_privacy_score_against_a_loop(scored):
   np.testing.assert_allclose(score, area, atol=1e-4)
 
 
+def test_the_privacy_score_is_of_gradients_whatever_the_client_shares(scored):
+  client, variables, image, label = scored
+  trains = dataclasses.replace(client, share='delta', epochs=2, batch_size=1, order=((0,), (0,)))
+
+  def score(client):
+    return samples.ats_privacy_score(
+      client, variables, jax.random.clone(KEY), image, label, 'brightness:0.5', intervals=2
+    )
+
+  np.testing.assert_allclose(score(trains), score(client), rtol=1e-6)
+
+
 # InstaHide
 
 

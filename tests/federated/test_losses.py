@@ -369,3 +369,18 @@ def test_accuracy_counts_combinations_of_flags(small_images):
   np.testing.assert_allclose(value, -(FLAGS * np.log(p) + (1 - FLAGS) * np.log(1 - p)).mean(), rtol=1e-5)
   with pytest.raises(gl.UsageError, match='accuracy is of one class or some flags for each sample'):
     simulation.classified(model, variables, images, VALUES, loss=losses.mean_squared_error())
+
+
+@pytest.mark.parametrize('name', ['mean', 'sum'])
+def test_the_loss_on_test_samples_is_that_of_the_client(name):
+  """PyTorch's criterion divides by the weights of the classes of all samples, and not of each by itself."""
+  model = gl.models.from_functions(
+    lambda key, shape: {'w': jnp.ones(())}, lambda params, x: params['w'] * x.reshape(len(x), -1)
+  )
+  samples = np.float32([[[[0.9, 0.1]]], [[[0.4, 0.6]]], [[[0.8, 0.2]]]]).reshape(3, 1, 2, 1)
+  targets, weight = np.array([0, 1, 1]), (9.0, 1.0)
+  loss = losses.cross_entropy(weight=weight, reduction=name)
+  logs = np.asarray(jax.nn.log_softmax(samples.reshape(3, 2)))
+  each, parts = -logs[range(3), targets], np.asarray(weight)[targets]
+  _, found = simulation.classified(model, {'params': {'w': jnp.ones(())}}, samples, targets, 2, loss)
+  assert found == pytest.approx((parts * each).sum() / (parts.sum() if name == 'mean' else 3), rel=1e-5)

@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 
+import gradleak as gl
 from gradleak import Client, defenses
 from gradleak.core import errors, trees
 from gradleak.engine import progress
 from gradleak.federated import Upload, accounting, simulation, training
+from gradleak.models import masked
 
 KEY = jax.random.key(5)
 PARTITION = [np.arange(3), np.arange(3, 5), np.asarray([5, 6, 7])]
@@ -400,6 +402,33 @@ def test_a_defense_at_the_server_is_handed_each_upload(setting):
     assert norm > 0.3
     expected = jax.tree.map(lambda e, g, w=weight, n=norm: e + w / 8 * 0.3 / n * g, expected, gradient)
   close(state.variables['params'], jax.tree.map(lambda p, e: p - 0.5 * e, variables['params'], expected))
+
+
+def test_a_defense_that_runs_the_network_again_is_told_what_only_fills_a_batch(linear):
+  seen = []
+
+  def update(updates, state, params=None, **given):
+    seen.append(masked.counted(given['batch'][0]))
+    return updates, state
+
+  step = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+  client = Client(linear.client.model, 10, share='delta', optimizer=optax.sgd(0.1), batch_size=2, step=step)
+  jax.eval_shape(client.local_update, KEY, linear.variables, linear.samples[:3], linear.targets[:3])
+  assert len(seen) == 1 and seen[0].shape[0] == 2
+
+
+@pytest.mark.parametrize('changed', [{'server_noise': 1.0}, {'chain': defenses.gaussian(stddev=1.0)}], ids=str)
+def test_noise_at_the_server_moves_no_frozen_layer(changed):
+  model = gl.models.mlp(10, widths=4)
+  client = Client(model, 10, frozen=('Dense_0',))
+  variables = model.init(KEY, (2, 2, 1))
+  images, labels = jnp.full((8, 2, 2, 1), 0.5), jnp.arange(8)
+  server = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5))
+  federation = simulation.Federation(client, images, labels, PARTITION, 2, server=server, **changed)
+  state, _ = simulation.run_round(federation, simulation.start(federation, variables), KEY)
+  before, after = variables['params'], state.variables['params']
+  jax.tree.map(np.testing.assert_array_equal, after['Dense_0'], before['Dense_0'])
+  assert np.abs(after['Dense_1']['kernel'] - before['Dense_1']['kernel']).max() > 0.01
 
 
 def test_noise_at_the_server_is_not_thrown_away(setting):

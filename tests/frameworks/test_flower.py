@@ -12,6 +12,7 @@ import pytest
 
 from gradleak import defenses, models
 from gradleak.core import errors
+from gradleak.models.model import check_variables
 
 pytest.importorskip('torch')
 pytest.importorskip('flwr')
@@ -212,6 +213,18 @@ def test_the_folder_of_a_record_has_its_name_from_the_round_and_from_no_metric(t
     flower.record(tmp_path)(message, Context(1, 7, {}, RecordDict(), {}), trained)
   found = [one.facts for one in flower.read(tmp_path)]
   assert found == [{'round': number, 'node': '7', 'loss': 0.5} for number in ('1', '2')]
+
+
+def test_the_count_of_batches_is_held_as_the_model_holds_it():
+  """Flower records num_batches_tracked as int64, and variables hold all statistics as floats."""
+  nn = torch.nn
+  module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
+  model, variables = models.from_torch(module, torch.rand(2, 1, 8, 8), check=False)
+  sent = {name: value.numpy() for name, value in module.state_dict().items()}
+  assert sent['1.num_batches_tracked'].dtype == np.int64
+  found = flower.weights_of(flower.Exchange(sent, {}, {}), model)
+  jax.tree.map(np.testing.assert_array_equal, found, dict(variables))
+  check_variables(model, found, (8, 8, 1))
 
 
 def test_what_a_numpy_client_was_sent_is_read_as_variables(grey):

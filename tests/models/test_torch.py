@@ -837,6 +837,51 @@ def test_bad_arguments_are_refused_with_a_sentence():
     model.apply(variables, np.zeros((1, 2, 2, 3), np.float32), True, None)
 
 
+class PerPosition(nn.Module):
+  """A dense layer on each position of a sequence, as one long batch."""
+
+  def __init__(self):
+    super().__init__()
+    self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+  def forward(self, x):
+    rows = torch.relu(self.first(x)).reshape(-1, 4)
+    return self.last(rows).view(x.shape[0], -1, 2).mean(1)
+
+
+def test_rows_of_a_sequence_are_no_flattened_map():
+  torch.manual_seed(0)
+  module, x = PerPosition(), torch.rand(4, 5, 3)
+  model, variables = gl.models.from_torch(module, x)
+  logits, _ = model.apply(variables, x.numpy(), False, None)
+  np.testing.assert_allclose(logits, module(x).detach().numpy(), atol=1e-6)
+
+
+class Turned(nn.Module):
+  """Flattens channels last itself."""
+
+  def __init__(self):
+    super().__init__()
+    self.first, self.last = nn.Linear(48, 30), nn.Linear(30, 4)
+
+  def forward(self, x):
+    return self.last(torch.relu(self.first(x.permute(0, 2, 3, 1).flatten(1))))
+
+
+def test_closed_forms_read_no_pixels_in_another_order():
+  torch.manual_seed(0)
+  module, x = Turned(), images(1, 3, 4, 4)
+  model, variables = gl.models.from_torch(module, x, check=False)
+  update = gl.Client(model, 4).local_update(None, variables, ours(x), np.array([2])).update
+  given = {'attacks': [gl.attacks.fidel()], 'labels': [2], 'controls': 2}
+  try:
+    found = gl.attack(jax.random.key(0), model, variables, update, **given)
+  except gl.UsageError as error:
+    assert 'in the order of rows, columns and channels' in str(error)
+  else:
+    np.testing.assert_allclose(found.inversions[0].samples[0], ours(x)[0], atol=1e-4)
+
+
 def test_what_came_back_is_set_against_the_variables_themselves():
   """PyTorch's dense weights are [out, in], ours [in, out], by the same name."""
   torch.manual_seed(0)

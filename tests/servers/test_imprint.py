@@ -241,6 +241,17 @@ def test_defenses_find_their_layers(digits, prepared, defense):
   assert jax.tree.structure(upload.update) == jax.tree.structure(sent.variables['params'])
 
 
+def test_what_is_frozen_is_frozen_behind_the_module(prepared):
+  model = gradleak.models.mlp(10, widths=4)
+  images = jax.random.uniform(jax.random.key(0), (12, 4, 4, 1))
+  for name in ('Dense_0', '/Dense_0'):
+    scenario = gradleak.scenario(model, images, jnp.arange(12) % 10, key=jax.random.key(1), frozen=name)
+    sent = prepared(imprint(bins=4), scenario, 1)
+    trained = sent.client.trained_layers(sent.variables['params'], images.shape[1:])
+    assert [bool(x) for x in jax.tree.leaves(trained['model'])] == [False, False, True, True]
+    assert all(jax.tree.leaves(trained['imprint']))
+
+
 def test_what_is_missing_is_named(honest, prepared):
   with pytest.raises(errors.UsageError, match='public'):
     prepared(imprint(quantiles='empirical'), honest(public=None), 12)
