@@ -138,7 +138,7 @@ def carried(momentum: float, steps: int) -> float:
 
 
 class Data(NamedTuple):
-  """The samples that are trained on, those that the model is tested on, public (samples, targets), a published shape."""
+  """What is trained on, what the model is tested on, public (samples, targets), the published shape of a sample."""
 
   samples: Dataset
   tested: Dataset

@@ -84,7 +84,7 @@ def test_a_folder_belongs_to_the_version_of_an_attack(dense, tmp_path):
 
   attack('1')
   assert attack('1').inversions
-  with pytest.raises(gl.UsageError, match='mine.*version 1.*now.*version 2'):
+  with pytest.raises(gl.UsageError, match=r'mine.*version 1.*now.*version 2'):
     attack('2')
 
 

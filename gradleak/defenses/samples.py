@@ -4,7 +4,6 @@ Each factory returns a `Client`'s `transform`. It maps `(key, images float32 [N,
 float32 [N, classes])` to transformed images and labels of the same shapes.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple

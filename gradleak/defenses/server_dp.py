@@ -52,10 +52,10 @@ def server_dp(
   The noise is calibrated to a mean of equal weights. Under weights by number of samples, one client moves the mean by
   more than that. The ε that an accountant states for the noise multiplier is then too small.
 
-  Adaptive clipping draws its noise for the norm of the next round. With noise, that of the count has the standard deviation
-  clients / 20, and takes part of the noise multiplier. Flower counts the clipped uploads; the paper counts those that
-  are not (`counts='unclipped'`). Flower's norm therefore falls where most uploads are clipped, and leaves the quantile.
-  An upload whose norm is no finite number becomes zeros, and counts as clipped.
+  Adaptive clipping draws its noise for the norm of the next round. With noise, that of the count has the standard
+  deviation clients / 20, and takes part of the noise multiplier. Flower counts the clipped uploads; the paper counts
+  those that are not (`counts='unclipped'`). Flower's norm therefore falls where most uploads are clipped, and leaves
+  the quantile. An upload whose norm is no finite number becomes zeros, and counts as clipped.
 
   Formula:
     \bar{\Delta}' = \sum_k w_k \Delta_k \min(1, C / \lVert \Delta_k \rVert_2) + n, \quad

@@ -14,8 +14,13 @@ class Net(nn.Module):
 
   @nn.compact
   def __call__(self, images, train=False):
-    x = {'as they are': lambda x: x, 'shifted': lambda x: 2 * x - 1, 'channels first': lambda x: x.transpose(0, 3, 1, 2),
-         'upside down': lambda x: x[:, ::-1]}[self.turned](images)  # fmt: skip
+    turns = {
+      'as they are': lambda x: x,
+      'shifted': lambda x: 2 * x - 1,
+      'channels first': lambda x: x.transpose(0, 3, 1, 2),
+      'upside down': lambda x: x[:, ::-1],
+    }
+    x = turns[self.turned](images)
     return nn.Dense(10)(nn.relu(nn.Dense(32)(x.reshape(len(x), -1))))
 
 

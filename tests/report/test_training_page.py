@@ -10,7 +10,7 @@ import pytest
 
 from gradleak import report
 from gradleak.defenses.differential_privacy import Epsilon
-from gradleak.report.frontier import best, beside, cost
+from gradleak.report.frontier import beside, best, cost
 from gradleak.report.partition import summary
 from gradleak.report.training import along
 from gradleak.report.training_findings import cautions, opening
