@@ -105,12 +105,13 @@ def normalised_scores(row: dict, variance: float) -> dict[str, float | None]:
 # N, α and T of the paper; a client holds 500 of the 50,000 images.
 PAPERS = Training(rounds=2000, clients=100, samples=490, share=0.1, accuracy=80, tested=1000)
 ATTACK = 'csdlg(box=False)'
-# Network -> what two cores attack.
+# Network, or dataset of few images -> what two cores attack.
 SMALL = {
   'convnet9': {'model': 'convnet9(width=32)', 'image_size': 12, 'trials': 4, 'controls': 4,
                'changed': {'csdlg': {'steps': 1000}}},
   'resnet18': {'model': 'resnet18(width=32)', 'image_size': 16, 'trials': 4, 'controls': 4,
                'changed': {'csdlg': {'steps': 2000}}},
+  'cifar100': {'model': 'resnet18(width=8)', 'trials': 2, 'controls': 8, 'changed': {'csdlg': {'steps': 500}}},
 }  # fmt: skip
 KNOWN = AuditSettings(knowledge='both', adaptive_attacks=('masked',))
 
@@ -130,7 +131,7 @@ def _network(dataset, model, training, small=None, *, trials=1000, rate=0.1):
   return Run(
     dataset, f'{model}(width=64)', ATTACK, DEFENSES, trials=trials, training=training, settings=KNOWN,
     client=ClientSettings(batch_norm='eval'),
-    mini={**SMALL[model], 'training': small},
+    mini={**SMALL.get(dataset, SMALL[model]), 'training': small},
   )  # fmt: skip
 
 

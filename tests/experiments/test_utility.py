@@ -222,7 +222,7 @@ def test_parameters_are_counted_at_full_width():
   run = dataclasses.replace(RUN, published='resnet18(width=64)')
   images = np.zeros((300, 32, 32, 3), np.float32)
   samples = gl.data.Dataset('colours', 'train', images, np.arange(300, dtype=np.int32) % 10, tuple('0123456789'))
-  setting = utility.prepare(run, utility.Data(samples, samples, None), 0)
+  setting = utility.prepare(run, utility.Data(samples, samples, None, (32, 32, 3)), 0)
   assert setting.total_parameters == 11_173_962 > setting.parameters
 
 
