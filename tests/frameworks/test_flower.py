@@ -16,7 +16,6 @@ from gradleak.models.model import check_variables
 
 pytest.importorskip('torch')
 pytest.importorskip('flwr')
-pytestmark = pytest.mark.slow  # PyTorch and Flower are no dependencies of the tests
 
 import torch  # noqa: E402
 
@@ -273,6 +272,7 @@ def test_secure_aggregation_rounds_as_theirs():
   np.testing.assert_allclose(apart, np.round(apart), atol=1e-3)  # on the same levels
 
 
+@pytest.mark.slow
 def test_the_example_records_agrees_and_attacks(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   path = pathlib.Path(__file__).parents[2] / 'examples' / 'flower_quickstart.py'
