@@ -103,8 +103,7 @@ def server_dp(
       )
     first, second = jax.random.split(stream('server_dp', key, updates))
     mean, norms = _clipped(uploads, weights, state.norm)
-    counting = jnp.where(jnp.asarray(noise, jnp.float32) > 0, clients / 20, 0.0)
-    share = _share(first, ~(norms <= state.norm) == (counts == 'clipped'), weights > 0, counting)
+    share = _share(first, ~(norms <= state.norm) == (counts == 'clipped'), weights > 0, noise, clients)
     adapts = jnp.asarray(rate, jnp.float32) > 0
     step = jnp.asarray(rate, jnp.float32) * (share - jnp.asarray(quantile, jnp.float32))
     adapted = jnp.where(adapts, state.norm * jnp.exp(-step), state.norm)
@@ -133,8 +132,9 @@ def _clipped(uploads: Tree, weights: jax.Array, norm: jax.Array) -> tuple[Tree, 
   return jax.tree.map(mean, clipped), jax.vmap(trees.norm)(uploads)
 
 
-def _share(key: jax.Array, counted: jax.Array, answered: jax.Array, stddev: jax.Array) -> jax.Array:
-  """Returns the noisy share of those counted, among the clients that answered."""
+def _share(key: jax.Array, counted: jax.Array, answered: jax.Array, noise: float, clients: int) -> jax.Array:
+  """Returns the share of those counted among the clients that answered, noisy where the updates are."""
+  stddev = jnp.where(jnp.asarray(noise, jnp.float32) > 0, clients / 20, 0.0)
   present = jnp.maximum(jnp.sum(answered, dtype=jnp.float32), 1.0)
   return (jnp.sum(counted & answered, dtype=jnp.float32) + stddev * jax.random.normal(key)) / present
 

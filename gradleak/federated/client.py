@@ -174,8 +174,7 @@ class Client:
 
   def of_one_gradient(self) -> 'Client':
     """Returns the undefended client of one step: its update is the gradient of what it is given."""
-    plain = {'share': 'gradient', 'epochs': 1, 'batch_size': None, 'order': None, 'cohort': 1}
-    return dataclasses.replace(self.undefended(), **plain)
+    return dataclasses.replace(self.undefended(), share='gradient', epochs=1, batch_size=None, order=None, cohort=1)
 
   @property
   def network(self) -> Model:

@@ -383,7 +383,7 @@ def _broken(worst: Sequence[Entry]) -> list[Entry]:
 
 
 def _rank(entry: Entry, key: str) -> tuple[float, int]:
-  """Returns what entries have in common that are told together: a share, in falling order, and of how many it is."""
+  """Returns (a share, negative so that the largest is first; of how many uploads it is), the same for a group."""
   return -entry[key] / entry['n'], entry['n']
 
 

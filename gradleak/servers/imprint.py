@@ -203,9 +203,9 @@ def imprint_server(
     edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement)
     module = module_parameters(w, edges, gain=gain, sparse=sparse)
     model = insert(scenario.client.model, module, gain=gain, sparse=sparse, residual=residual)
-    kept = {name: tuple(map(_inside, getattr(scenario.client, name))) for name in ('frozen', 'private')}
+    frozen, private = (tuple(map(_inside, names)) for names in (scenario.client.frozen, scenario.client.private))
     return scenario._replace(
-      client=dataclasses.replace(scenario.client, model=model, **kept),
+      client=dataclasses.replace(scenario.client, model=model, frozen=frozen, private=private),
       variables={**scenario.variables, 'params': {_NAME: module, 'model': scenario.variables['params']}},
     )
 

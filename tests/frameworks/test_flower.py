@@ -17,10 +17,10 @@ from gradleak.models.model import check_variables
 pytest.importorskip('torch')
 pytest.importorskip('flwr')
 
-import torch  # noqa: E402
+import torch
 
-from gradleak import flower  # noqa: E402
-from tests.frameworks import quickstart  # noqa: E402
+from gradleak import flower
+from tests.frameworks import quickstart
 
 IMAGES = np.random.default_rng(0).uniform(size=(4, 32, 32, 3)).astype(np.float32)
 LABELS = np.asarray([3, 1, 4, 1])
