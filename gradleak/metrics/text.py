@@ -1,8 +1,8 @@
 """Reconstructed texts against private ones: tokens, n-grams, whole sequences, and which text of a gallery is meant.
 
 Tokens are numbers. Padding and masks stand for no text, and never count as right. ROUGE (Lin 2004) is taken over the
-words of the decoded texts, in small letters and parted at all other signs, as in the package `rouge_score` without
-stemming. That drops all letters but a to z; here those of all scripts are kept, with the marks on them.
+words of the decoded texts. They are in small letters and parted at all other signs, as in the package `rouge_score`
+without stemming. That drops all letters but a to z; here those of all scripts are kept, with the marks on them.
 """
 
 import collections
