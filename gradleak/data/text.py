@@ -155,6 +155,8 @@ def _labelled(rows: list[list[str]], name: str) -> tuple[tuple[str, str], ...]:
     raise errors.UsageError(
       f'{name} has texts without a label, {gaps[0]!r} in place of one: give each one, or leave out the column'
     )
+  if label is not None:
+    tables.check_finite([row[label] for row in rows], f'as its label in {name}')
   return tuple(('' if label is None else row[label], row[text]) for row in rows)
 
 

@@ -146,6 +146,9 @@ def test_labels_that_are_numbers_are_in_their_order_and_spelt_alike(tmp_path):
   path.write_text('label,text\nnan,a b\n1,c d\n0,e f\n1,g h\n0,x\n')
   with pytest.raises(gl.UsageError, match="without a label, 'nan' in place of one"):
     text.read(f'text:{path}', 'train')
+  path.write_text('label,text\n1,a b\n1,c d\ninf,e f\n0,g h\n0,x\n')
+  with pytest.raises(gl.UsageError, match="row 2 has 'inf' as its label in"):
+    text.read(f'text:{path}', 'train')
 
 
 def test_files_beside_the_splits_move_no_label(tmp_path):
