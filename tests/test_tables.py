@@ -275,6 +275,51 @@ def test_exact_rows_are_found_in_any_order_and_placeholders_are_no_answer(schema
   assert kind.evaluate(-rows[:2], rows[:2], np.zeros(0, int), given['labels'][:2])['revealed'] == 0
 
 
+def test_an_empty_answer_is_no_exact_row_of_either_sign():
+  schema = tables.infer({f'c{i}': ['no', 'yes'] * 3 for i in range(6)})
+  row, nothing = schema.encode({f'c{i}': ['no'] for i in range(6)}), np.zeros((3, schema.width))
+  given = row, np.zeros(0, int), np.zeros(1, int)
+  kind = table(schema)
+  assert [kind.evaluate(nothing, *given, signed=s, blank=False)['revealed'] for s in (True, False)] == [0, 0]
+  assert kind.evaluate(-row, *given, signed=False, blank=False)['revealed'] == 1
+
+
+def test_a_fraction_among_whole_numbers_makes_no_row_its_own_rival():
+  columns = {f'c{i}': np.random.default_rng(i).integers(0, 1000, 40).tolist() for i in range(3)}
+  schema = tables.infer(columns, dict.fromkeys(columns, 'continuous'))
+  columns['c0'][-1] += 0.5
+  rows, kind = schema.encode(columns), table(schema)
+  among, none = kind.gallery(rows, rows), (np.zeros(0, int), np.zeros(1, int))
+  found = [kind.evaluate(row[None], row[None], *none, among=among) for row in rows]
+  assert {(one['rank'], one['candidates'], one['identified']) for one in found} == {(1, 39, 1)}
+  alone = kind.evaluate(rows[:1], rows[:1], *none, among=kind.gallery(rows[:1], rows[:1]))
+  assert (alone['candidates'], alone['identified'], alone['first'], alone['recognised']) == (0, 0, [], 1)
+
+
+def test_what_is_usual_may_be_a_gap_and_is_of_all_rows_where_the_fitted_have_none():
+  schema = tables.infer({'dose': [1.5, 2.5, 3.7, *[None] * 97], 'x': [*range(50)] * 2})
+  assert schema.texts(schema.cells(schema.usual[np.newaxis]))[0][0] == 'missing'
+  np.testing.assert_array_equal(schema.usual[:2], [0, 1])
+  assert tables.infer({'a': [1000.5, 2000.5, 3000.7, None]}, fitted=[3]).fields[0].median == 2000.5
+
+
+def test_columns_have_one_length_and_texts_for_names():
+  schema = tables.infer({0: [1.5, 2.5, 3.7], 1: [1, 2, 3.5]}, {0: 'continuous'}, sensitive=[1])
+  assert schema.sensitive == ('1',) and schema.encode({0: [2.5], 1: [2]}).shape == (1, 2)
+  with pytest.raises(gl.UsageError, match="the column '1' has 1 values, and '0' has 2: expected as many"):
+    schema.encode({0: [1.5, 2.5], 1: [1]})
+  with pytest.raises(gl.UsageError, match="the column 'b' has 3 values, and 'a' has 2"):
+    tables.infer({'a': [1, 2], 'b': [1, 2, 3]})
+  with pytest.raises(gl.UsageError, match='the columns are 0, 0: expected different names'):
+    tables.infer({0: [1, 2], '0': [1, 2]})
+
+
+def test_float32_has_its_own_digits():
+  values = np.float32([0.1, 0.2, 16777216, 123456792])
+  assert [tables.text_of(value) for value in values] == ['0.1', '0.2', '16777216', '123456792']
+  assert tables.text_of(np.float64(0.1)) == '0.1' and tables.text_of(np.float32('nan')) == ''
+
+
 def test_candidates_that_are_as_near_as_the_original_are_ahead_of_it():
   values = {'x': [0.5, 1.5, 2.5, 0.5, 1.5, 2.5], 'y': ['a', 'b', 'a', 'b', 'a', 'b']}
   schema = tables.infer(values, {'x': 'continuous'})
@@ -491,6 +536,7 @@ def test_an_upload_of_regression_that_is_not_finite_has_diverged():
   spoilt = gl.defenses.wrap(nothing, place='upload', label='nan')
   rows = audit(scenario, [gl.attacks.linear()], 1, [None, spoilt], batch_size=3, knowledge='non-adaptive').rows
   assert [(row['defense'], row['diverged']) for row in rows] == [('none', False), ('nan', True)]
+  assert rows[0]['oracle_cells'] > 0 and all(rows[1][name] is None for name in ('cells', 'trace', 'oracle_cells'))
 
 
 def test_rows_start_from_the_mean_row_of_their_class():

@@ -285,6 +285,12 @@ def closed_form(
   return _without_steps(check or _ignored, reconstruct)._replace(auxiliary_data=auxiliary_data)
 
 
+def padding_of(client: Any) -> int:
+  """Returns the token that fills short texts of a client's model; −1, which is no token, where it has none."""
+  known = None if client is None else client.model.padding
+  return -1 if known is None else known
+
+
 def host_form(
   check: Callable[[Observation], Any],
   read: Callable[[Observation, np.ndarray], tuple[np.ndarray, np.ndarray | None]],

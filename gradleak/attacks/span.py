@@ -98,7 +98,7 @@ def span(client: Client) -> base.Attack:
     about = check(observation)
     rng = np.random.default_rng(key.ravel())
     found = sequences(about, observation, rng, base.unsent(client, observation))
-    length, blank = observation.batch_shape[1], about.padding or 0
+    length, blank = observation.batch_shape[1], base.padding_of(client)
     made = [np.pad(one.tokens, (0, length - len(one.tokens)), constant_values=blank) for one in found]
     texts = np.asarray(made, np.int32).reshape(len(found), length)
     if len(found) and about.causal and client.loss.own == 'next_token' and client.share == 'gradient':
@@ -106,8 +106,7 @@ def span(client: Client) -> base.Attack:
       texts = span_targets.completed(client.model, observation, texts, [len(one.tokens) for one in found], mean)
     return texts, None
 
-  padding = 0 if client is None or client.model.first_block is None else client.model.first_block.padding or 0
-  return base.host_form(check, read, blank=padding)
+  return base.host_form(check, read, blank=base.padding_of(client))
 
 
 def sequences(

@@ -24,7 +24,7 @@ def completed(
   Args:
     model: of the client.
     observation: of its upload, a gradient.
-    texts: ids, padded behind.
+    texts: ids, padded behind, by −1 where the model has no padding.
     lengths: number of tokens of each that are known.
     mean: whether the loss is a mean over all positions that are compared, or their sum.
   """
@@ -37,7 +37,7 @@ def completed(
   found, padding = texts.copy(), None if model.first_block is None else model.first_block.padding
 
   def scores() -> np.ndarray:
-    given = observation.variables, observation.update, jnp.asarray(found), jnp.asarray(known), total
+    given = observation.variables, observation.update, jnp.asarray(np.maximum(found, 0)), jnp.asarray(known), total
     made = np.asarray(_scores(model)(*given))[rows, places[rows] - 1]
     if padding is not None:
       made[:, padding] = -np.inf

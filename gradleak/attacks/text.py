@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.attacks.base import Attack, Reconstruction, attack
+from gradleak.attacks.base import Attack, Reconstruction, attack, padding_of
 from gradleak.attacks.matching import Matching, MatchState, composed
 from gradleak.attacks.matching.distances import both_norms
 from gradleak.attacks.matching.optimizers import first_order
@@ -130,7 +130,9 @@ class Alternating(Matching):
     made = search.dummy[name]
     tokens, model = self.settled(made, observation), observation.prepared
     assert model is not None
-    orders = jnp.concatenate([self.same(made)[None], jax.vmap(lambda key: order(key, tokens, self.padding))(keys)])
+    orders = jnp.concatenate(
+      [self.same(made)[None], jax.vmap(lambda key: order(key, tokens, padding_of(self.client)))(keys)]
+    )
 
     def total(one: jax.Array) -> jax.Array:
       there = ordered(made, one)
@@ -156,12 +158,6 @@ class Alternating(Matching):
   def settled(self, made: jax.Array, observation: Observation) -> jax.Array:
     """Returns the tokens that what is moved would be settled on."""
     return self.form.decide(self.form.apply(made), observation.variables)
-
-  @property
-  def padding(self) -> int:
-    """The token that fills short texts; −1 where there is none."""
-    block = self.client.model.first_block
-    return -1 if block is None or block.padding is None else block.padding
 
   def end(self, state: AlternatingState, observation: Observation) -> Reconstruction:
     """Returns the best dummy samples."""

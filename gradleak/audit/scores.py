@@ -94,18 +94,18 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   first = found.table.lanes[lanes.start]
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.classes[target.trial]
-  measured = [
-    kind.evaluate(
-      reconstructions.samples[i],
-      truth,
-      reconstructions.labels[i],
-      labels,
-      signed=found.table.signed,
-      blank=found.table.num_steps > 0,
-      among=group.gallery,
-    )
-    for i in lanes
-  ]
+
+  def samples(lane: int) -> Any:  # none of a trial that diverged: what is decided on NaN may look like an answer
+    made = reconstructions.samples[lane]
+    return np.full(np.shape(made), _nothing(made)) if reconstructions.diverged_step[lane] >= 0 else made
+
+  def evaluated(lane: int) -> dict:
+    given, settings = (samples(lane), truth, reconstructions.labels[lane], labels), {'signed': found.table.signed}
+    figures = kind.evaluate(*given, **settings, blank=found.table.num_steps > 0, among=group.gallery)
+    failed = reconstructions.diverged_step[lane] >= 0
+    return figures | {one.name: math.nan for one in kind.columns if failed and one.name in figures}
+
+  measured = list(map(evaluated, lanes))
   started = slice(lanes.start, lanes.stop)
   best = int(np.argmin(kept_distance(reconstructions.distance[started], reconstructions.diverged_step[started])))
   chosen, figures = lanes[best], measured[best]
@@ -126,8 +126,8 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
     'labels': known.labels,
     **figures,
     'identified': int(np.count_nonzero(~group.shared[target.trial][first])),
-    **_by_networks(group, reconstructions.samples[chosen], truth, permutation),
-    f'trained_{kind.score}': _to_trained(kind, sent, target, reconstructions.samples[chosen]),
+    **_by_networks(group, samples(chosen), truth, permutation),
+    f'trained_{kind.score}': None if diverged >= 0 else _to_trained(kind, sent, target, samples(chosen)),
     'objective': float(reconstructions.objective[chosen]),
     'distance': float(reconstructions.distance[chosen]),
     'objective_start': float(reconstructions.objective_start[chosen]),
@@ -177,5 +177,9 @@ def _met(group: Group, target: Target) -> dict:
 def _arranged(samples: jax.Array, permutation: Any) -> np.ndarray:
   """Returns the samples [K, …] as they are matched to the truth, [N, …]; NaN, or −1, where none is left for one."""
   matched = np.asarray(permutation).reshape(-1, *[1] * (samples.ndim - 1)) >= 0
-  none = np.int32(-1) if np.issubdtype(samples.dtype, np.integer) else np.float32(np.nan)
-  return np.where(matched, samples[permutation], none)
+  return np.where(matched, samples[permutation], _nothing(samples))
+
+
+def _nothing(samples: Any) -> np.generic:
+  """Returns what stands where no sample is: NaN, or −1."""
+  return np.int32(-1) if np.issubdtype(samples.dtype, np.integer) else np.float32(np.nan)

@@ -229,10 +229,7 @@ def _columns(columns: Any, names: Sequence[str] | None) -> dict[str, Any]:
   if isinstance(columns, Mapping) or hasattr(columns, 'columns'):
     if names is not None:
       raise errors.UsageError('names are of an array, and these columns have names of their own: leave them out')
-    found = {str(key): columns[key] for key in columns}
-    if len(found) < len(list(columns)):
-      raise errors.UsageError(f'the columns are {", ".join(map(str, columns))}: expected different names')
-    return {key: list(values) for key, values in found.items()}
+    return {key: list(values) for key, values in tables.named(columns).items()}
   values = np.asarray(columns)
   if values.ndim != 2 or not values.size:
     raise errors.UsageError(f'the table has the shape {values.shape}, expected [N, columns], a frame or a dict')

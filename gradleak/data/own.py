@@ -59,7 +59,8 @@ def places(path: pathlib.Path, found: Sequence[str], name: str, class_names: Seq
   Raises:
     UsageError: for a class that the dataset does not have; names the first row.
   """
-  of, numeric = {one: place for place, one in enumerate(class_names)}, tables.are_numbers(class_names)
+  numeric = tables.are_numbers(class_names)
+  of = {tables.spelt(one) if numeric else one: place for place, one in enumerate(class_names)}
   spelt = [tables.spelt(one) if numeric and tables.number_of(one) is not None else tables.text_of(one) for one in found]
   numbers = [of.get(one, -1) for one in spelt]
   if -1 in numbers:

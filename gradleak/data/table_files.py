@@ -150,6 +150,8 @@ def parted(
     UsageError: for an unknown split, a class that is missing, one class alone in 'train', and as `tables.infer` does.
   """
   errors.check_choice(f'split of {name}', split, _SPLITS)
+  columns = tables.named(columns)
+  tables.check_lengths(columns)
   order = np.random.default_rng(0).permutation(len(classes))
   held = max(1, round(_TEST * len(classes)))
   chosen = {'test': order[:held], 'train': order[held:]}
@@ -189,13 +191,8 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     UsageError: for a row without a class, infinity, fewer than two classes, or more than 100; for more than 12 numbers
       that are not whole.
   """
-  texts = [tables.text_of(one) for one in classes]
-  if (gap := next((row for row, text in enumerate(texts) if tables.is_gap(text)), None)) is not None:
-    raise errors.UsageError(f'row {gap} has no label')
-  tables.check_finite(texts, 'as its label')
-  if numeric := tables.are_numbers(texts):
-    texts = [tables.spelt(text) for text in texts]
-  distinct = set(texts)
+  texts, names = tables.classes([tables.text_of(one) for one in classes])
+  distinct, numeric = set(names), tables.are_numbers(names)
   if not 2 <= len(distinct) <= _CLASSES:
     raise errors.UsageError(
       f'the column of the label has {len(distinct)} different values, expected 2 to {_CLASSES} classes'
@@ -205,7 +202,6 @@ def classes_of(classes: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
       f'the column of the label has {len(distinct)} different numbers that are not whole: name the column of a class, '
       'or divide the numbers into classes'
     )
-  names = tables.ordered(distinct, numeric)
   places = {name: place for place, name in enumerate(names)}
   return np.asarray([places[text] for text in texts], np.int32), names
 

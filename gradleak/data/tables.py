@@ -140,18 +140,22 @@ class Schema(NamedTuple):
       UsageError: for a column that is missing, a level that is not in the schema, a text in place of a number, a number
         that float32 does not hold, and a gap where there are none; names the first row.
     """
+    columns = named(columns)
     for field in self.fields:
       if field.name not in columns:
-        raise errors.UsageError(f'the column {field.name!r} is missing: there are {", ".join(map(str, columns))}')
+        raise errors.UsageError(f'the column {field.name!r} is missing: there are {", ".join(columns)}')
+    check_lengths({field.name: columns[field.name] for field in self.fields})
     blocks = [_encoded(field, [text_of(value) for value in columns[field.name]]) for field in self.fields]
     return np.concatenate(blocks, axis=1).astype(np.float32)
 
   @property
   def usual(self) -> np.ndarray:
-    """The encoded row of medians and of the commonest levels, float32 [D]: an answer without any upload."""
+    """The encoded row of medians, gaps where most are, and commonest levels, float32 [D]: what needs no upload."""
     found = np.zeros(self.width, np.float32)
     for field, place in zip(self.fields, self.places, strict=True):
-      if field.numeric:
+      if field.gaps and field.numeric and field.shares[-1] > FLAGGED:
+        found[place.stop - 1] = 1
+      elif field.numeric:
         middle = field.median
         if field.kind == ORDINAL:  # of an even number of rows it may stand between two levels
           middle = field.values[np.argmin(np.abs(field.values - middle))]
@@ -258,17 +262,37 @@ def infer(
       are written with commas or units, numbers of rows, and spellings that differ in capital letters alone.
   """
   given = errors.check_instance('given', {} if given is None else given, Mapping, 'name -> what is known of a column')
+  columns, given, sensitive = named(columns), named(given), tuple(map(str, sensitive))
+  check_lengths(columns)
   for name in [*given, *sensitive]:
     errors.check_choice('column', name, list(columns))
   fields = []
   for name, values in columns.items():
-    kind, levels = _known(str(name), given.get(name, {}))
+    kind, levels = _known(name, given.get(name, {}))
     if kind != 'ignore':
-      fields.append(_inferred(str(name), [text_of(value) for value in values], kind, levels, fitted))
+      fields.append(_inferred(name, [text_of(value) for value in values], kind, levels, fitted))
   if not fields:
     raise errors.UsageError('the table has no column but its label')
   kept = {field.name for field in fields}
   return Schema(tuple(fields), tuple(name for name in sensitive if name in kept))
+
+
+def named(columns: Mapping[Any, Any]) -> dict[str, Any]:
+  """Returns columns by the texts of their names; raises `UsageError` for two of one name, as 0 and '0'."""
+  found = {str(name): values for name, values in columns.items()}
+  if len(found) < len(list(columns)):
+    raise errors.UsageError(f'the columns are {", ".join(map(str, columns))}: expected different names')
+  return found
+
+
+def check_lengths(columns: Mapping[str, Any]) -> None:
+  """Raises `UsageError` for columns of differing lengths; names the first one that differs."""
+  lengths = {name: len(values) for name, values in columns.items()}
+  first = next(iter(lengths), '')
+  if wrong := [name for name, length in lengths.items() if length != lengths[first]]:
+    raise errors.UsageError(
+      f'the column {wrong[0]!r} has {lengths[wrong[0]]} values, and {first!r} has {lengths[first]}: expected as many'
+    )
 
 
 def _known(name: str, known: Any) -> tuple[str | None, tuple[str, ...]]:
@@ -358,6 +382,20 @@ def check_finite(texts: Sequence[str], where: str, kind: str | None = None, leve
     raise errors.UsageError(f'row {row} has {texts[row]!r} {where}, expected a finite number')
 
 
+def classes(texts: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+  """Returns (the class of each text, all of them in their order); numbers are spelt alike, so that 1.0 is 1.
+
+  Raises:
+    UsageError: for gaps, and infinity among numbers; names the first row.
+  """
+  if (gap := next((row for row, text in enumerate(texts) if is_gap(text)), None)) is not None:
+    raise errors.UsageError(f'row {gap} has no label')
+  check_finite(texts, 'as its label')
+  numeric = are_numbers(texts)
+  found = [spelt(text) for text in texts] if numeric else list(texts)
+  return found, ordered(set(found), numeric)
+
+
 def ordered(texts: Iterable[str], numeric: bool) -> tuple[str, ...]:
   """Returns texts in their order, numbers by all of their digits."""
   return tuple(sorted(texts, key=decimal.Decimal) if numeric else sorted(texts))
@@ -439,7 +477,7 @@ def _numbers(field: Field, held: list[float], texts: list[str], by_level: Mappin
   return field._replace(
     mean=mean,
     std=std,
-    median=float(np.median(fitted)) if fitted else 0.0,
+    median=float(np.median(fitted or held)),
     low=min(held) if by_level is None else float(field.values.min()),
     high=max(held) if by_level is None else float(field.values.max()),
     step=step,
@@ -539,7 +577,10 @@ def text_of(value: Any) -> str:
   if isinstance(value, bool | np.bool_):
     return str(bool(value)).lower()
   if isinstance(value, float | np.floating):
-    return '' if math.isnan(value) else _shortest(float(value))
+    if math.isnan(value):
+      return ''
+    whole = math.isinf(value) or float(value).is_integer()
+    return _shortest(float(value if whole else str(value)))  # of a fraction the digits of its own type, as of float32
   if isinstance(value, list | tuple | dict) or getattr(value, 'ndim', False):
     raise errors.UsageError(f'a cell of the table is {errors.shown(value)}, expected a number or a text')
   try:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradleak.core import errors
-from gradleak.data import notes, separated, tokenisers
+from gradleak.data import notes, separated, tables, tokenisers
 from gradleak.data.tokenisers import Tokeniser
 
 FILE = 'text'  # text:PATH
@@ -68,8 +68,9 @@ def read(name: str, split: str) -> Texts:
     labels = np.arange(size, dtype=np.int32) % len(notes.CLASS_NAMES)
     return Texts(notes.CLASS_NAMES, labels, size, lambda index: notes.note(split, index)[0])
   held, known = _held(name, split)
-  class_names = tuple(sorted(known - {''})) or ('',)
-  places = {label: place for place, label in enumerate(class_names)}
+  labels_of = sorted(known - {''}) or ['']
+  found, class_names = tables.classes(labels_of) if labels_of[0] else (labels_of, ('',))
+  places = {label: class_names.index(name) for label, name in zip(labels_of, found, strict=True)}
   if held[0][0] not in places:
     raise errors.UsageError(f'the split {split!r} of {name} has no labels, and other files there have: give it some')
   labels = np.asarray([places[label] for label, _ in held], np.int32)
@@ -150,8 +151,12 @@ def _labelled(rows: list[list[str]], name: str) -> tuple[tuple[str, str], ...]:
     label, text = 0, 1
     _check_first(rows, name)
   rows = [row for row in rows if row[text]]
-  if label is not None and not all(row[label] for row in rows):
-    raise errors.UsageError(f'{name} has texts without a label: give each one, or leave out the column')
+  if label is not None and (gaps := [row[label] for row in rows if tables.is_gap(row[label])]):
+    raise errors.UsageError(
+      f'{name} has texts without a label, {gaps[0]!r} in place of one: give each one, or leave out the column'
+    )
+  if label is not None:
+    tables.check_finite([row[label] for row in rows], f'as its label in {name}')
   return tuple(('' if label is None else row[label], row[text]) for row in rows)
 
 

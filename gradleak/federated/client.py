@@ -331,7 +331,7 @@ class Client:
     floating = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else float
     targets = self.targets(targets, samples.shape[0], dtype=floating)
     if self.loss.own and targets.ndim == 2:  # else they are made of these samples already
-      return self.loss.of_samples(samples, self.modality)
+      return self.loss.of_samples(samples, self.modality, self.model.vocabulary)
     return samples, targets
 
   def _shape(self, samples: jax.Array) -> tuple[int, ...]:

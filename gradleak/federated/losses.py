@@ -46,18 +46,20 @@ class Loss(methods.Method):
     """Returns the loss of each sample, as that of a batch of one."""
     return self.factory(outputs, targets, **self.settings)
 
-  def of_samples(self, samples: jax.Array, kind: Any) -> tuple[jax.Array, jax.Array]:
+  def of_samples(self, samples: jax.Array, kind: Any, size: int | None = None) -> tuple[jax.Array, jax.Array]:
     """Returns (what the model is given of samples, the targets that they give themselves).
 
     Args:
       samples: of a modality, or what a search moves in their place.
       kind: the `Modality`.
+      size: how many tokens the model embeds (`Model.vocabulary`); None for a model that does not say.
 
     Raises:
       UsageError: for samples that give none.
     """
     self.require_samples(kind)
-    return kind.targets[self.own](samples, **{name: self.settings[name] for name in self.hides})
+    given = {name: self.settings[name] for name in self.hides}
+    return kind.targets[self.own](samples, **given, **({} if size is None else {'size': size}))
 
   def require_samples(self, kind: Any) -> None:
     """Raises `UsageError` where the loss makes its targets of samples, and those of a modality give none."""

@@ -552,7 +552,7 @@ def judged(
 def _score_of_tokens(client: Client) -> Callable[..., tuple[jax.Array, ...]]:
   @jax.jit
   def score(variables: Mapping, samples: jax.Array) -> tuple[jax.Array, ...]:
-    given, targets = client.loss.of_samples(samples, client.modality)
+    given, targets = client.loss.of_samples(samples, client.modality, client.model.vocabulary)
     outputs, _ = client.model.apply(variables, given, False, None)
     logs = -jnp.sum(targets * jax.nn.log_softmax(outputs), axis=-1)
     return jnp.argmax(outputs, axis=-1), jnp.argmax(targets, axis=-1), jnp.any(targets > 0, axis=-1), logs

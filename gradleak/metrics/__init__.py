@@ -17,7 +17,7 @@ from gradleak.core import errors
 from gradleak.core.statistics import mean_interval, percentile_threshold, proportion_interval
 from gradleak.metrics.assignment import match
 from gradleak.metrics.identification import Gallery, distinct, gallery, ranks
-from gradleak.metrics.labels import LabelScores, label_scores, of_matched
+from gradleak.metrics.labels import LabelScores, checked, label_scores, of_matched
 from gradleak.metrics.perceptual import LpipsWeights, fmse, lpips, read_lpips
 from gradleak.metrics.pixel import MAX_PSNR, mse, mse_unclipped, pearson, psnr, psnr_unclipped
 from gradleak.metrics.revealed import FULLY, LEVEL, fully_revealed
@@ -96,9 +96,9 @@ def evaluate(
     the share of true labels recovered as a multiset; at least 'label_correct', since an attack may know the labels of a
     batch but not their order. Both are NaN if the attack gives no labels. 'permutation': list of N integers, the
     reconstruction matched to each image, or −1. With a gallery: 'rank', the best `ranks` of a pair; 'first', the places
-    of the images that are at rank 1, in `truth`; 'identified' and 'recognised', how many these are, and how many of
-    them have an SSIM of at least the gallery's threshold; 'candidates', the least number of others that an image of a
-    pair is to be found among.
+    of the images that are at rank 1 among any others, in `truth`; 'identified', how many these are; 'recognised', how
+    many at rank 1 have an SSIM of at least the gallery's threshold; 'candidates', the least number of others that an
+    image of a pair is to be found among.
 
   Raises:
     UsageError: if shapes or types do not fit, or the truth is not within [0, 1].
@@ -110,9 +110,7 @@ def evaluate(
   permutation = match(reconstructions, truth)
   if not (truth.min() >= -1e-6 and truth.max() <= 1 + 1e-6):
     raise errors.UsageError(f'the truth has pixels in [{truth.min():g}, {truth.max():g}], expected [0, 1]')
-  labelled = errors.host_array('labels_hat', labels_hat).shape != (0,)
-  labels_hat = _checked_labels('labels_hat', labels_hat, len(reconstructions) if labelled else 0)
-  labels = _checked_labels('labels', labels, len(truth))
+  labels_hat, labels = checked(labels_hat, labels, len(reconstructions), len(truth))
 
   matched = permutation >= 0
   pairs = reconstructions[permutation[matched]], truth[matched]
@@ -156,10 +154,11 @@ def _identified(
       kind.candidates(truth[of]),
     )
   first = found == 1
+  named = first & (candidates > 0)
   return {
     'rank': int(found.min()),
-    'first': places[first].tolist(),
-    'identified': int(first.sum()),
+    'first': places[named].tolist(),
+    'identified': int(named.sum()),
     'recognised': int((first & (similarity >= least)).sum()),
     'candidates': int(candidates.min()),
   }
@@ -173,10 +172,3 @@ def _revealed(reconstructions: jax.Array, truth: jax.Array, signed: bool, blank:
 @jax.jit
 def _all_metrics(reconstructions: jax.Array, truth: jax.Array) -> dict[str, jax.Array]:
   return {name: metric(reconstructions, truth) for name, metric in REGISTRY.items()}
-
-
-def _checked_labels(name: str, labels: Any, num: int) -> np.ndarray:
-  labels = errors.host_array(name, labels)
-  if labels.shape != (num,) or not np.issubdtype(labels.dtype, np.integer):
-    raise errors.UsageError(f'{name} are {labels.dtype} of shape {labels.shape}, expected integers of shape {(num,)}')
-  return labels

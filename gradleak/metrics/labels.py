@@ -23,6 +23,17 @@ class LabelScores(NamedTuple):
   precision: float
 
 
+def checked(labels_hat: Any, labels: Any, found: int, truth: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the labels [K], or [0] if an attack gives none, and the true ones [N]; raises `UsageError` for others."""
+  lists = {'labels_hat': errors.host_array('labels_hat', labels_hat), 'labels': errors.host_array('labels', labels)}
+  given = lists['labels_hat'].shape != (0,)
+  for (name, one), number in zip(lists.items(), (found if given else 0, truth), strict=True):
+    fits = np.issubdtype(one.dtype, np.integer) or not number
+    if one.shape != (number,) or not fits:
+      raise errors.UsageError(f'{name} are {one.dtype} of shape {one.shape}, expected integers of shape {(number,)}')
+  return lists['labels_hat'], lists['labels']
+
+
 def of_matched(labels_hat: np.ndarray, labels: np.ndarray, permutation: np.ndarray) -> dict[str, float]:
   """Returns 'label_correct' and 'label_counts_correct' of a batch that is matched, see `metrics.evaluate`.
 

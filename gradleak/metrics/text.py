@@ -1,12 +1,13 @@
 """Reconstructed texts against private ones: tokens, n-grams, whole sequences, and which text of a gallery is meant.
 
 Tokens are numbers. Padding and masks stand for no text, and never count as right. ROUGE (Lin 2004) is taken over the
-words of the decoded texts, in small letters and without punctuation, as in the package `rouge_score` without stemming.
+words of the decoded texts. They are in small letters and parted at all other signs, as in the package `rouge_score`
+without stemming. That drops all letters but a to z; here those of all scripts are kept, with the marks on them.
 """
 
 import collections
 import hashlib
-import re
+import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,10 +15,9 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.metrics.identification import MOST, PERCENTILE, different
-from gradleak.metrics.labels import of_matched
+from gradleak.metrics.labels import checked, of_matched
 
 _PAIRS = 4096  # of different texts, from which the percentile is taken
-_WORD = re.compile(r'\w+')
 _MARGIN = 4.0  # of a cosine, in standard deviations
 _TIE = 1e-3  # of the cost of a wrong token: shared tokens decide between equally wrong sequences
 
@@ -52,7 +52,7 @@ def token_counts(tokens: Any, special: Collection[int]) -> collections.Counter:
 
 def words(text: str) -> list[str]:
   """Returns the words that ROUGE counts."""
-  return _WORD.findall(text.lower())
+  return ''.join(one if one.isalnum() or unicodedata.category(one)[0] == 'M' else ' ' for one in text.lower()).split()
 
 
 def rouge(found: Sequence, truth: Sequence, n: int) -> float:
@@ -215,21 +215,22 @@ def evaluate(
   Returns:
     A dict of Python values, means over the N sequences; one without a reconstruction has 0. 'rouge1', 'rouge2' and
     'rouge_l' are of words. 'standing' is tanh of where originals stand among the candidates (`standings`), NaN without
-    any. 'token_accuracy' is the share of the batch's tokens that are right, and 'type_accuracy' the same where each
-    different token counts once, however frequent. 'revealed' counts the sequences that are right throughout. The
-    others are as of `gradleak.metrics.evaluate`.
+    any; then none is identified, either. 'token_accuracy' is the share of the batch's tokens that are right, and
+    'type_accuracy' the same where each different token counts once, however frequent. 'revealed' counts the sequences
+    that are right throughout. The others are as of `gradleak.metrics.evaluate`.
 
   Raises:
     UsageError: if shapes or types do not fit.
   """
   found, truth = (errors.host_array(name, one) for name, one in (('reconstructions', found), ('truth', truth)))
   kinds = [one.dtype.kind for one in (found, truth)]
-  if found.ndim != 2 or found.shape[1:] != truth.shape[1:] or 'f' in kinds or not truth.size:
+  if found.ndim != 2 or found.shape[1:] != truth.shape[1:] or 'f' in kinds or not (truth.size and found.size):
     raise errors.UsageError(
       f'reconstructions are {found.dtype} of shape {found.shape}, the truth {truth.dtype} of shape {truth.shape}; '
       'expected tokens, integers [K, T] and [N, T]'
     )
-  permutation, (labels_hat, labels) = match(found, truth, special), map(np.asarray, (labels_hat, labels))
+  labels_hat, labels = checked(labels_hat, labels, len(found), len(truth))
+  permutation = match(found, truth, special)
   matched = permutation >= 0
   paired = np.where(matched[:, np.newaxis], found[permutation], -1)
   bags = _of_each(among, labels)
@@ -280,11 +281,13 @@ def _identified(
   counts = [int(of.candidates(other[np.newaxis])[0]) for other, of in zip(truth, bags, strict=True)]
   alike = [rouge(*pair, 2) > of.threshold for pair, of in zip(read, bags, strict=True)]
   first = [rank == 1 for rank, _ in placed]
+  named = [one and count > 0 for one, count in zip(first, counts, strict=True)]
+  known = [np.tanh(standing) for (_, standing), count in zip(placed, counts, strict=True) if count]
   return {
-    'standing': _mean(np.tanh(standing) for _, standing in placed),
+    'standing': _mean(known) if known else float('nan'),
     'rank': int(min(rank for rank, _ in placed)),
-    'first': np.flatnonzero(first).tolist(),
-    'identified': sum(first),
+    'first': np.flatnonzero(named).tolist(),
+    'identified': sum(named),
     'recognised': sum(one and other for one, other in zip(first, alike, strict=True)),
     'candidates': min(counts),
   }

@@ -82,7 +82,7 @@ class Relaxation(NamedTuple):
       where samples are integers.
     relaxed: (samples, variables) -> what the model takes of them.
     scale: variables -> the standard deviation of what a search starts from, in units of that of its start.
-    silent: path of the parameter that has no gradient of its own where samples are moved so: it is not compared.
+    silent: path of the parameter, or of all below it, without a gradient where samples are moved so: not compared.
   """
 
   shape: Callable[[tuple[int, ...], Any], tuple[int, ...]]
@@ -157,7 +157,8 @@ class Modality:
     relaxed_axes: how many axes one sample has as a search moves it, floats; None for those of the sample.
     relaxations: name -> (model -> `Relaxation`), the usual one first; {} for samples that are moved as they are.
     targets: name -> (samples, or what a search moves, **settings of a loss) -> (what the model is given, the targets
-      that the samples themselves give, floats [N, …, outputs]), see `losses.Loss.own`.
+      that the samples themselves give, floats [N, …, outputs]), see `losses.Loss.own`. A model with a `vocabulary` adds
+      it as size=.
   """
 
   name: str

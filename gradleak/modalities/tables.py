@@ -14,7 +14,7 @@ from gradleak.core.reuse import reusable
 from gradleak.data import check_labels
 from gradleak.data.tables import FLAGGED, ORDINAL, Schema, from_json
 from gradleak.metrics.identification import MOST, PERCENTILE, different, firsts
-from gradleak.metrics.labels import of_matched
+from gradleak.metrics.labels import checked, of_matched
 from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
 
 RIGHT = 0.319  # standard deviations: of a value that counts as right (Vero et al. 2023)
@@ -120,11 +120,13 @@ class Gallery(NamedTuple):
   """Rows among which an original is to be found.
 
   Attributes:
+    schema: which covers them; cells of others are taken by it, too, lest numbers be rounded here and not there.
     cells: of different rows, [G, F].
     places: what a row is known by -> its place among them.
     threshold: the least share of right cells of a row that is recognised.
   """
 
+  schema: Schema
   cells: np.ndarray
   places: dict[bytes, int]
   threshold: float
@@ -235,12 +237,13 @@ def evaluate(
     raise errors.UsageError(
       f'reconstructions have shape {found.shape}, the truth {truth.shape}; expected [K, D], [N, D]'
     )
-  labels, labels_hat = (errors.host_array(name, x) for name, x in (('labels', labels), ('labels_hat', labels_hat)))
   check_labels(labels, len(truth))
+  labels_hat, labels = checked(labels_hat, labels, len(found), len(truth))
   schema = schema.covering(truth)
   finite = np.isfinite(found).all(axis=1)
   answered = np.isfinite(found).any(axis=1) & (blank | found.any(axis=1))
-  cells, wanted = schema.cells(np.where(answered[:, np.newaxis], found, np.nan)), schema.cells(truth)
+  found = np.where(answered[:, np.newaxis], found, np.nan)
+  cells, wanted = schema.cells(found), schema.cells(truth)
   permutation = match(schema, cells, wanted)
   paired = permutation >= 0
   cells_of, of = cells[permutation[paired]], wanted[paired]
@@ -263,7 +266,11 @@ def evaluate(
     'revealed_cells': float(np.mean(shared)) if shared.size else math.nan,
     'revealed': int(whole.sum()),
     'flat': 0,
-    **({} if among is None else _identified(schema, cells_of, of, truth, labels, paired, right, among)),
+    **(
+      {}
+      if among is None
+      else _identified(found[permutation[paired]], truth[paired], labels[paired], paired, right, among)
+    ),
     **of_matched(labels_hat, labels, permutation),
     'permutation': permutation.tolist(),
   }
@@ -357,11 +364,11 @@ def gallery(schema: Schema, rows: Any, private: Any) -> Gallery:
     private: float [N, D]; they calibrate the threshold where there are fewer than two rows.
   """
   rows, private = np.asarray(rows, np.float32), np.asarray(private, np.float32)
-  schema = schema.covering(private)
+  schema = schema.covering(np.concatenate([rows.reshape(-1, schema.width), private]))
   kept = rows.reshape(-1, schema.width)[np.asarray(distinct(schema, rows), int)]
   cells = schema.cells(kept)
   of = cells if len(cells) > 1 else schema.cells(private)
-  return Gallery(cells, {known: i for i, known in enumerate(_known_by(schema, kept))}, calibrated(schema, of))
+  return Gallery(schema, cells, {known: i for i, known in enumerate(_known_by(schema, kept))}, calibrated(schema, of))
 
 
 def calibrated(schema: Schema, cells: np.ndarray) -> float:
@@ -380,9 +387,7 @@ def _known_by(schema: Schema, rows: np.ndarray) -> list[bytes]:
 
 
 def _identified(
-  schema: Schema,
-  cells: np.ndarray,
-  wanted: np.ndarray,
+  found: np.ndarray,
   truth: np.ndarray,
   labels: np.ndarray,
   paired: np.ndarray,
@@ -391,21 +396,25 @@ def _identified(
 ) -> dict[str, Any]:
   """Returns 'rank', 'first', 'identified', 'recognised' and 'candidates' of pairs; ties count against the original."""
   ranks, others, enough = [], [], []
-  for place, known in enumerate(_known_by(schema, truth[paired])):
-    kind = among if isinstance(among, Gallery) else among[int(labels[paired][place])]
-    own = costs(schema, cells[place : place + 1], wanted[place : place + 1])[0, 0]
-    apart = costs(schema, cells[place : place + 1], kind.cells)[:, 0]
-    itself = kind.places.get(known)
+  for place, label in enumerate(labels):
+    kind = among if isinstance(among, Gallery) else among[int(label)]
+    row = truth[place : place + 1]
+    schema = kind.schema.covering(row)
+    cells = schema.cells(found[place : place + 1])
+    own = costs(schema, cells, schema.cells(row))[0, 0]
+    apart = costs(schema, cells, kind.cells)[:, 0]
+    itself = kind.places.get(_known_by(schema, row)[0])
     kept = np.delete(apart, itself) if itself is not None else apart[:MOST]
-    answered = np.isfinite(cells[place]) | np.isinf(cells[place])
+    answered = ~np.isnan(cells)
     ranks.append(1 + int(np.sum(kept <= own + 1e-6)) if answered.all() else 1 + len(kept))
     others.append(len(kept))
     enough.append(right[place].mean() >= kind.threshold)
   first = np.asarray(ranks) == 1
+  named = first & (np.asarray(others) > 0)
   return {
     'rank': min(ranks),
-    'first': np.flatnonzero(paired)[first].tolist(),
-    'identified': int(first.sum()),
+    'first': np.flatnonzero(paired)[named].tolist(),
+    'identified': int(named.sum()),
     'recognised': int((first & np.asarray(enough)).sum()),
     'candidates': min(others),
   }

@@ -32,19 +32,19 @@ COLUMNS = (
     NUMBER,
     '[-1, 1]',
     'tanh of the normal score of where the original stands among the candidates, by bags of tokens; 0 by chance.',
-    _DIVERGED,
+    'the trial diverged, or there is no candidate',
     (-1, 1),
   ),
 )
 
 
-def _probabilities(size: int, model: Model) -> Relaxation:
-  """Returns the relaxation by a softmax over all tokens; the likeliest one is settled on."""
-  del model
+def _probabilities(tokens: int, model: Model) -> Relaxation:
+  """Returns the relaxation by a softmax over all that a model embeds; the likeliest token is settled on."""
+  size = model.vocabulary or tokens
 
   def decide(given: jax.Array, variables: Any) -> jax.Array:
     del variables
-    return _decided(given)
+    return _decided(given[..., :tokens])
 
   return Relaxation(
     shape=lambda shape, variables: (*shape, size),
@@ -54,12 +54,12 @@ def _probabilities(size: int, model: Model) -> Relaxation:
   )
 
 
-def _embeddings(model: Model) -> Relaxation:
+def _embeddings(tokens: int, model: Model) -> Relaxation:
   """Returns the relaxation by free embeddings; the token whose embedding has the largest cosine is settled on."""
   return Relaxation(
     shape=lambda shape, variables: (*shape, table(variables, model).shape[1]),
     apply=lambda free: free,
-    decide=lambda given, variables: _decided(given @ unit(table(variables, model).astype(given.dtype)).T),
+    decide=lambda given, variables: _decided(given @ unit(table(variables, model)[:tokens].astype(given.dtype)).T),
     relaxed=lambda samples, variables: jnp.take(table(variables, model), samples, axis=0, mode='clip'),
     scale=lambda variables: jnp.std(table(variables, model)),
     silent=() if model.first_block is None else model.first_block.table,
@@ -174,19 +174,22 @@ def _shortened(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
   return found
 
 
-def following(made: Tokeniser, samples: jax.Array) -> jax.Array:
+def following(made: Tokeniser, samples: jax.Array, size: int | None = None) -> jax.Array:
   """Returns the targets of predicting each next token, floats [N, T, V]; zeros where none follows, or padding does.
 
   Args:
     made: the tokeniser.
     samples: ids [N, T], or probabilities [N, T, V].
+    size: V, how many tokens the model embeds; None for those of the tokeniser.
   """
-  whole = _as_probabilities(made, samples)
+  whole = _as_probabilities(samples, size or made.size)
   after = jnp.concatenate([whole[:, 1:], jnp.zeros_like(whole[:, :1])], axis=1)
-  return after * (jnp.arange(made.size) != made.pad).astype(after.dtype).reshape(1, 1, -1)
+  return after * (jnp.arange(whole.shape[-1]) != made.pad).astype(after.dtype).reshape(1, 1, -1)
 
 
-def hidden(made: Tokeniser, samples: jax.Array, share: float, seed: int) -> tuple[jax.Array, jax.Array]:
+def hidden(
+  made: Tokeniser, samples: jax.Array, share: float, seed: int, size: int | None = None
+) -> tuple[jax.Array, jax.Array]:
   """Returns (samples with masks, targets of predicting what they hide, floats [N, T, V], zeros elsewhere).
 
   A share of the places is masked, the same for all texts and always: BERT's static masking. A text without a token at
@@ -197,28 +200,30 @@ def hidden(made: Tokeniser, samples: jax.Array, share: float, seed: int) -> tupl
     samples: ids [N, T], or probabilities [N, T, V].
     share: of the places, at least one of them.
     seed: of the places.
+    size: V, how many tokens the model embeds; None for those of the tokeniser.
   """
-  whole, length = _as_probabilities(made, samples), samples.shape[1]
+  size = size or made.size
+  whole, length = _as_probabilities(samples, size), samples.shape[1]
   places = np.random.default_rng(seed).permutation(length)[: max(1, round(share * length))]
   masked = np.zeros((1, length, 1), bool)
   masked[0, places] = True
-  known = (jnp.arange(made.size) != made.pad).astype(whole.dtype).reshape(1, 1, -1)
+  known = (jnp.arange(size) != made.pad).astype(whole.dtype).reshape(1, 1, -1)
   targets = jnp.where(masked, whole * known, jnp.zeros_like(whole))
   if samples.ndim == 2:
     covered = masked[..., 0] & (samples != made.pad)
     return jnp.where(covered, jnp.asarray(made.mask, samples.dtype), samples), targets
-  mask = jax.nn.one_hot(made.mask, made.size, dtype=whole.dtype).reshape(1, 1, -1)
-  padding = whole[..., made.pad : made.pad + 1]
-  pad = jax.nn.one_hot(made.pad, made.size, dtype=whole.dtype).reshape(1, 1, -1)
+  mask = jax.nn.one_hot(min(made.mask, size - 1), size, dtype=whole.dtype).reshape(1, 1, -1)  # as ids are clipped
+  pad = jax.nn.one_hot(made.pad, size, dtype=whole.dtype).reshape(1, 1, -1)
+  padding = jnp.sum(whole * pad, axis=-1, keepdims=True)
   return jnp.where(masked, padding * pad + (1 - padding) * mask, whole), targets
 
 
-def _as_probabilities(made: Tokeniser, samples: jax.Array) -> jax.Array:
+def _as_probabilities(samples: jax.Array, size: int) -> jax.Array:
   if samples.ndim == 2:
-    return jax.nn.one_hot(samples, made.size, dtype=jnp.float32)
-  if samples.shape[-1] != made.size:
+    return jax.nn.one_hot(samples, size, dtype=jnp.float32)
+  if samples.shape[-1] != size:
     raise errors.UsageError(
-      f'a loss that predicts tokens needs ids or probabilities of {made.size} tokens, and these samples are '
+      f'a loss that predicts tokens needs ids or probabilities of {size} tokens, and these samples are '
       f'embeddings of {samples.shape[-1]} numbers: take the relaxation softmax, or a loss of classes'
     )
   return samples
@@ -305,9 +310,12 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     },
     noun=('text', 'texts'),
     shaped=lambda shape: f'up to {shape[0]} tokens',
-    relaxations={'softmax': functools.partial(_probabilities, made.size), 'embeddings': _embeddings},
+    relaxations={
+      'softmax': functools.partial(_probabilities, made.size),
+      'embeddings': functools.partial(_embeddings, made.size),
+    },
     targets={
-      'next_token': lambda samples, **settings: (samples, following(made, samples)),
+      'next_token': lambda samples, **settings: (samples, following(made, samples, **settings)),
       'masked_token': lambda samples, **settings: hidden(made, samples, **settings),
     },
   )

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from gradleak.attacks import span_targets
-from gradleak.attacks.base import Attack, attack, host_form, unsent
+from gradleak.attacks.base import Attack, attack, host_form, padding_of, unsent
 from gradleak.core import errors, trees
 from gradleak.core.settings import Range
 from gradleak.core.trees import Tree
@@ -492,12 +492,11 @@ def decepticons(client: Client, *, gain: Gain = 1e5, mark: Mark = 0.1) -> Attack
     number, length = observation.batch_shape[:2]
     bins = bins_of(places, observation.variables, observation.update, length, about.padding)
     found = texts_of(bins, about.causal, number)
-    made = [np.pad(one, (0, length - len(one)), constant_values=about.padding or 0) for one in found]
+    made = [np.pad(one, (0, length - len(one)), constant_values=padding_of(client)) for one in found]
     texts = np.asarray(made, np.int32).reshape(len(found), length)
     if len(found) and about.causal and client.loss.own == 'next_token' and client.share == 'gradient':
       mean = client.loss.settings.get('reduction', 'mean') == 'mean'
       texts = span_targets.completed(client.model, observation, texts, [len(one) for one in found], mean)
     return texts, None
 
-  padding = 0 if client is None or client.model.first_block is None else client.model.first_block.padding or 0
-  return host_form(check, read, blank=padding)._replace(auxiliary_data=True)
+  return host_form(check, read, blank=padding_of(client))._replace(auxiliary_data=True)

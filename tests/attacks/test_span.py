@@ -119,6 +119,13 @@ def test_padding_a_batch_of_one_and_a_sequence_of_one_token(spec):
   assert attacked(*observed(spec, ids[2:], labels[2:])) == expected(ids[2:])
 
 
+def test_what_is_not_found_is_no_token_where_a_network_has_no_padding():
+  spec = GPT.replace(f'padding={PAD}', 'padding=None')
+  client, observation = observed(spec, *batch(2, 6))
+  dead = dataclasses.replace(observation, update=jax.tree.map(jnp.zeros_like, observation.update))
+  assert attacked(client, dead) == [(-1,) * 6] * 2
+
+
 def test_a_repeated_sequence_is_found_and_repeated():
   ids, labels = batch(2, 8, seed=4)
   ids = ids[[0, 0]]

@@ -10,6 +10,7 @@ import pytest
 
 import gradleak as gl
 from gradleak import Knowledge, Observation
+from gradleak.attacks import base
 from gradleak.attacks import text as attacks
 from gradleak.attacks.matching import distances
 from gradleak.modalities import PLAIN, of_config
@@ -102,6 +103,23 @@ def test_embeddings_and_probabilities_are_settled_on_their_tokens(scenario):
     gl.modalities.IMAGES.relaxation('softmax', None)
 
 
+@pytest.mark.parametrize('size', [264, 256])
+@pytest.mark.parametrize('loss', ['next_token', 'masked_token'])
+def test_a_vocabulary_that_is_rounded_or_lacks_what_was_added_is_searched(size, loss):
+  model = gl.models.gpt(size, 'default', vocabulary=size, padding=None, width=8, layers=1, heads=2, head='next')
+  samples = np.frombuffer(b'a text', np.uint8).astype(np.int32)[None]
+  made = gl.scenario(model, samples, [0], key=KEY, modality=gl.modalities.TEXT, loss=loss)
+  form = gl.modalities.TEXT.relaxation('softmax', model)
+  assert form.shape((1, 6), None) == (1, 6, size)
+  rising = jnp.asarray(np.broadcast_to(np.linspace(0, 1, size, dtype=np.float32), (1, 6, size)))
+  assert (np.asarray(form.decide(rising, None)) == min(size, 258) - 1).all()  # of bytes, padding and the mask
+  observation, _ = observed(made)
+  attack = gl.attacks.tag(steps=2)(made.client)
+  assert float(attack.objective(observation, jnp.asarray(samples), observation.targets)) < 1e-6
+  found = found_by(attack, observation)
+  assert np.isfinite(float(found.objective)) and int(np.max(found.samples)) < 258
+
+
 def test_both_norms_are_a_sum_of_squares_and_magnitudes():
   rng = np.random.default_rng(0)
   a, b, w = ({'x': rng.normal(size=(3, 2)), 'y': rng.normal(size=4)} for _ in range(3))
@@ -111,6 +129,13 @@ def test_both_norms_are_a_sum_of_squares_and_magnitudes():
   assert float(distances.both_norms(*trees, alpha=0.3)) == pytest.approx(expected, rel=1e-5)
   plain = sum(((a[n] - b[n]) ** 2).sum() for n in a)
   assert float(distances.both_norms(*trees[:2], alpha=0.0)) == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_silent_parameter_is_so_with_its_adapters():
+  update = {'wte': {'embedding': {'a': jnp.ones(1), 'b': jnp.ones(1)}}, 'h': jnp.ones(2)}
+  given = Observation({}, update, jnp.zeros((1, 2)), Knowledge(labels='unused'), (1, 4), 2)
+  weights = distances.Comparison().without(given, ('wte', 'embedding')).weights
+  assert [float(x.sum()) for x in jax.tree.leaves(weights)] == [2, 0, 0]
 
 
 def test_the_mean_cosine_leaves_out_what_was_not_sent():
@@ -132,6 +157,11 @@ def test_moves_keep_the_tokens_of_a_sequence_and_the_padding(seed):
   for row in range(2):
     assert sorted(found[row, :, 0]) == sorted(np.asarray(tokens[row]))
   assert (found[0, 5:, 0] == 0).all()
+
+
+def test_padding_is_that_of_any_network_of_tokens():
+  known = {kind: base.padding_of(texts.scenario('cross_entropy', 'last', kind, 2).client) for kind in ('lstm', 'gpt')}
+  assert known == {'lstm': texts.notes(2).known['padding'], 'gpt': texts.notes(2).known['padding']}
 
 
 def test_moves_are_of_all_kinds():

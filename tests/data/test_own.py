@@ -91,6 +91,14 @@ def test_texts_are_tokens_of_the_dataset(tmp_path):
     gl.data.read_like(written(tmp_path / 'own.txt', held), notes)
 
 
+@pytest.mark.parametrize('labels', [('1.0', '2.0', '4.5'), ('+1', '-1')])
+def test_the_file_of_a_dataset_has_its_classes(tmp_path, labels):
+  path = written(tmp_path / 'a.csv', ['text,label', *(f'word{i} here,{labels[i % len(labels)]}' for i in range(30))])
+  known = gl.data.load(f'text:{path}', 'train', length=8)
+  found = gl.data.read_like(path, known)
+  assert found.targets[[0, 1, 2, 3, 5]].tolist() == known.targets[:5].tolist()
+
+
 def test_images_are_no_rows(tmp_path):
   with pytest.raises(gl.UsageError, match='digits has images'):
     gl.data.read_like(tmp_path / 'own.csv', gl.data.load('digits', limit=1))

@@ -138,6 +138,19 @@ def test_files_that_are_not_understood_are_refused(tmp_path, name, head, line, s
     text.read(f'text:{tmp_path / name}', 'train')
 
 
+def test_labels_that_are_numbers_are_in_their_order_and_spelt_alike(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('\n'.join(['label,text', *(f'{i % 14}{".0" * (i % 3 == 0)},word{i} here' for i in range(84))]))
+  found = text.read(f'text:{path}', 'train')
+  assert found.class_names == tuple(map(str, range(14))) and found.labels[:4].tolist() == [0, 1, 2, 3]
+  path.write_text('label,text\nnan,a b\n1,c d\n0,e f\n1,g h\n0,x\n')
+  with pytest.raises(gl.UsageError, match="without a label, 'nan' in place of one"):
+    text.read(f'text:{path}', 'train')
+  path.write_text('label,text\n1,a b\n1,c d\ninf,e f\n0,g h\n0,x\n')
+  with pytest.raises(gl.UsageError, match="row 2 has 'inf' as its label in"):
+    text.read(f'text:{path}', 'train')
+
+
 def test_files_beside_the_splits_move_no_label(tmp_path):
   """A README made a class '', and of test.csv and test.tsv one was not read."""
   for split in ('train', 'test'):

@@ -143,3 +143,25 @@ def test_labels_and_what_is_refused():
     evaluate(truth.astype(float), truth)
   with pytest.raises(UsageError, match='expected tokens'):
     evaluate(truth[:, :1], truth)
+  for wrong, words in (
+    ({'labels_hat': [1]}, r'labels_hat are .* expected integers of shape \(2,\)'),
+    ({'labels': np.zeros(1, int)}, r'labels are .* expected integers of shape \(2,\)'),
+  ):
+    with pytest.raises(UsageError, match=words):
+      evaluate(truth, truth, **wrong)
+  with pytest.raises(UsageError, match='expected tokens'):
+    evaluate(truth[:0], truth)
+
+
+def test_without_candidates_nobody_stands_anywhere():
+  truth = np.asarray([[3, 4, 5, 6]])
+  among = text.gallery(truth, truth, SPECIAL, decode)
+  for found in (truth, -np.ones_like(truth)):
+    figures = evaluate(found, truth, among=among)
+    assert np.isnan(figures['standing']) and figures['candidates'] == 0
+    assert figures['identified'] == 0 and figures['first'] == []
+
+
+def test_words_are_parted_at_all_signs_and_keep_their_marks():
+  assert text.words('User_name = admin') == ['user', 'name', 'admin']
+  assert text.words('नमस्ते, दुनिया') == ['नमस्ते', 'दुनिया'] and text.words('Cafe\u0301 olé') == ['cafe\u0301', 'olé']

@@ -285,12 +285,12 @@ class Comparison:
   def without(
     self, observation: Observation, path: tuple[str, ...], kept: Collection[tuple[str, ...]] = ()
   ) -> Observation:
-    """Returns the observation in which a parameter, by its path, has the weight 0; of no path it is the same."""
+    """Returns the observation in which what is at a path, or below it, has the weight 0; of no path it is the same."""
     if not path:
       return observation
 
     def weight(where: tuple, leaf: jax.Array) -> jax.Array:
-      return jnp.full(leaf.shape, 0.0 if trees.path_names(where) == path else 1.0, jnp.float32)
+      return jnp.full(leaf.shape, 0.0 if trees.path_names(where)[: len(path)] == path else 1.0, jnp.float32)
 
     return reweighed(observation, jax.tree_util.tree_map_with_path(weight, observation.update), kept)
 
