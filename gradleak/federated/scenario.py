@@ -251,9 +251,8 @@ def _check_head(client: Client, variables: Mapping, samples: np.ndarray, outputs
       'another tokeniser'
     )
   if client.loss.own:
-    made = jax.eval_shape(lambda tokens: client.loss.of_samples(tokens, kind, model.vocabulary)[1], samples[:1]).shape[
-      1:
-    ]
+    targets = jax.eval_shape(lambda tokens: client.loss.of_samples(tokens, kind, model.vocabulary)[1], samples[:1])
+    made = targets.shape[1:]
     if made != outputs:
       raise errors.UsageError(
         f'{client.loss} predicts one of {made[-1]} tokens at {made[0]} places, and {model.name!r} has outputs of shape '
