@@ -103,8 +103,16 @@ def test_embeddings_and_probabilities_are_settled_on_their_tokens(scenario):
     gl.modalities.IMAGES.relaxation('softmax', None)
 
 
-@pytest.mark.parametrize('size', [264, 256])
-@pytest.mark.parametrize('loss', ['next_token', 'masked_token'])
+@pytest.mark.parametrize(
+  ('size', 'loss'),
+  [
+    (264, 'masked_token'),
+    *(
+      pytest.param(*one, marks=pytest.mark.slow)
+      for one in ((256, 'masked_token'), (264, 'next_token'), (256, 'next_token'))
+    ),
+  ],
+)
 def test_a_vocabulary_that_is_rounded_or_lacks_what_was_added_is_searched(size, loss):
   model = gl.models.gpt(size, 'default', vocabulary=size, padding=None, width=8, layers=1, heads=2, head='next')
   samples = np.frombuffer(b'a text', np.uint8).astype(np.int32)[None]
