@@ -123,7 +123,8 @@ HEADINGS = {
 DECADE = 10.0  # dB in PSNR, a factor elsewhere
 ROUNDED, EXACT = 0.005, 0.05  # fraction of the paper's figure by which ours may differ: beside an interval, without one
 NORMAL = 1.96  # standard errors on either side of a mean in its 95 % interval
-# Points of accuracy to either side that a single training leaves open: repeats of one declared training spread less.
+# Points of accuracy to either side that a single training leaves open: repeats of most spread less. Those of FFL, with
+# clients of a few classes, may spread more, and have three seeds.
 ONE_TRAINING = 5.0
 TIMED = (
   'overhead',
