@@ -750,7 +750,7 @@ def test_one_step_of_adam_is_attacked_by_its_signs(adam, dense):
   update = adam.update()
   of_signs = captured.of_signs
   assert of_signs(update) and not of_signs(dense.update())
-  found = adam.attack(update, steps=60, controls=2)
+  found = adam.attack(update, steps=120, controls=2)
   assert [one.attack for one in found.inversions] == ['fidel', 'ladder(match=sign)']  # peeling reads gradients
   last = found.inversions[-1]
   assert last.closer == 2 and not last.inconclusive and last.mismatch < 0.9 * last.grey

@@ -282,7 +282,7 @@ def test_the_same_bits_alone_in_company_on_eight_devices_with_two_processes_and_
 @pytest.mark.slow
 def test_ten_strengths_of_thirty_two_samples_and_four_restarts_compile_once(linear, small_images, tmp_path):
   images, labels = (np.resize(x, (32, *x.shape[1:])) for x in small_images)
-  scenario = renamed(linear, 'many')._replace(samples=images, labels=labels)
+  scenario = renamed(linear, 'many')._replace(samples=images, targets=labels, shared=None)
   audits, counts = {'one': (jax.random.key(1), scenario)}, []
   for strengths_, name in ((STRENGTHS, 'ten'), (STRENGTHS[1:2], 'one')):
     jax.clear_caches()  # else programs of other tests, and of the ten strengths, are found
