@@ -240,7 +240,8 @@ class Trainings(Study):
     if self.starts:
       public = brought(self.starts, self.public, held, data_dir)
     private = held._replace(samples=held.samples[: self.samples], targets=held.targets[: self.samples])
-    return Data(private, tested, public, load('train', limit=1).samples.shape[1:])
+    published = held if self.image_size is None else load('train', limit=1)
+    return Data(private, tested, public, published.samples.shape[1:])
 
   def execute(self, data: Data, seed: int, *, workdir: str, progress: str = 'auto') -> list[dict]:
     """Trains under each method and seed in a folder of its own, or resumes; writes the curves of the first seed.

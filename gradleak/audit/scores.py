@@ -95,15 +95,23 @@ def _row(group: Group, sent: Uploads, found: Found, lanes: range) -> tuple[dict,
   target, variant = first.target, found.table.variants[first.variant]
   truth, labels = group.truth[target.trial], group.classes[target.trial]
 
+  failed = reconstructions.diverged_step >= 0
+
   def samples(lane: int) -> Any:  # none of a trial that diverged: what is decided on NaN may look like an answer
     made = reconstructions.samples[lane]
-    return np.full(np.shape(made), _nothing(made)) if reconstructions.diverged_step[lane] >= 0 else made
+    return np.full(np.shape(made), _nothing(made)) if failed[lane] else made
 
   def evaluated(lane: int) -> dict:
-    given, settings = (samples(lane), truth, reconstructions.labels[lane], labels), {'signed': found.table.signed}
-    figures = kind.evaluate(*given, **settings, blank=found.table.num_steps > 0, among=group.gallery)
-    failed = reconstructions.diverged_step[lane] >= 0
-    return figures | {one.name: math.nan for one in kind.columns if failed and one.name in figures}
+    figures = kind.evaluate(
+      samples(lane),
+      truth,
+      reconstructions.labels[lane],
+      labels,
+      signed=found.table.signed,
+      blank=found.table.num_steps > 0,
+      among=group.gallery,
+    )
+    return figures | {one.name: math.nan for one in kind.columns if failed[lane] and one.name in figures}
 
   measured = list(map(evaluated, lanes))
   started = slice(lanes.start, lanes.stop)

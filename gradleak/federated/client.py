@@ -366,23 +366,22 @@ class Client:
       samples = self.augment(jax.random.fold_in(key, 5), samples)
 
     def mean_loss(params: Tree) -> tuple[jax.Array, Tree]:
-      with masked(weights if filled else None):
-        losses, batch_stats = per_example_loss(
-          self.network,
-          self.loss,
-          {**variables, 'params': params},
-          samples,
-          targets,
-          self.batch_norm == 'train',
-          dropout,
-        )
+      losses, batch_stats = per_example_loss(
+        self.network,
+        self.loss,
+        {**variables, 'params': params},
+        samples,
+        targets,
+        self.batch_norm == 'train',
+        dropout,
+      )
       return self.loss.reduced(losses, targets, weights), batch_stats
 
-    gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
-    if self.frozen:
-      gradient = trees.masked(gradient, self.trained_layers(params, self._shape(samples)))
     chain = optax.with_extra_args_support(self.step)
-    with masked(weights if filled else None):  # a defense may run the network again
+    with masked(weights if filled else None):  # of the loss, and of a defense that runs the network
+      gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
+      if self.frozen:
+        gradient = trees.masked(gradient, self.trained_layers(params, self._shape(samples)))
       gradient, state = chain.update(
         gradient,
         state,

@@ -350,7 +350,8 @@ def _server(
       mean, _ = aggregate_client_dp(jax.random.fold_in(key, 1), uploads.update, noise, present=weights > 0)
     else:
       mean = layer_average(uploads, weights)
-    norm = trees.norm(mean := held(mean))
+    mean = held(mean)
+    norm = trees.norm(mean)
     portions = (weights > 0).astype(jnp.float32) if noise else weights
     given = {'num_clients': num_clients, 'weights': portions / jnp.sum(portions)}
     if not noise:  # its ε is of what depends on the noisy mean, and on the uploads only through it

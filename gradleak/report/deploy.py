@@ -1,11 +1,11 @@
 """What to deploy on a task: what its entries of the leaderboard say, and what they leave open."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.verdict import FAILED, RECOVERED
 from gradleak.core import statistics
-from gradleak.report.formatting import listed, minus, number
+from gradleak.report.formatting import defenses, listed, minus, number
 from gradleak.report.words import Finding, found
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
@@ -36,9 +36,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   ranked = _of_working_seeds(entries, _finds_originals)
   named = _likelihood(undefended, [entry for entry in ranked if entry in counted])
   told += named
-  unknown = _names(entry for entry in defended if entry['cost'] is None)
+  unknown = defenses(entry for entry in defended if entry['cost'] is None)
   dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
-  costly = _names(dear)
+  costly = defenses(dear)
   told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
   told += [found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else []
   hidden = _likelihood(undefended, [entry for entry in ranked if entry in dear])
@@ -46,11 +46,6 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   return told + [
     found('deploy.dear', **one.facts) for one in hiding if [one.name for one in named] == ['deploy.everyone']
   ]
-
-
-def _names(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-  """Returns the defenses of entries, each once: a task may have several seeds."""
-  return list(dict.fromkeys(entry['defense'] for entry in entries))
 
 
 def affordable(entry: Mapping[str, Any]) -> bool:
@@ -122,14 +117,14 @@ def _side(
   if not bare or not cheap:
     return []
 
-  lost = _names(entry for entry in cheap if failed(entry[side]))
+  lost = defenses(entry for entry in cheap if failed(entry[side]))
   told = [found(f'deploy.inconclusive_{side}', names=lost, n=len(lost))] if lost else []
   cheap = [entry for entry in cheap if not failed(entry[side])]
   if not cheap:
     return told
   if not priced:
     least = min(_seen(entry, side) for entry in cheap)
-    names = _names(entry for entry in cheap if _seen(entry, side) == least)
+    names = defenses(entry for entry in cheap if _seen(entry, side) == least)
     level = next(_level(entry, side) for entry in cheap if entry['defense'] == names[0])
     return [found(f'deploy.unpriced_{side}', names=names, number=len(names), **level), *told]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))

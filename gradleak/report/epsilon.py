@@ -1,10 +1,10 @@
 """ε from below as a table for the terminal, and as CSV: what each defense states, and what uploads show."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gradleak.core import errors, storage
-from gradleak.report.formatting import exceeding, listed, percent
+from gradleak.report.formatting import defenses, exceeding, listed, percent
 from gradleak.report.page import write_files
 from gradleak.report.terminal import page
 from gradleak.report.words import said
@@ -21,7 +21,7 @@ def epsilon_table(found: EpsilonAudit, width: int = 110) -> str:
   """
   rows = _check(found).rows
   lines: list[Sequence[str]] = [('defense / method', 'unit', 'stated ε', 'measured ε ≥', 'by', 'verdict')]
-  for label in dict.fromkeys(row['defense'] for row in rows):
+  for label in defenses(rows):
     lines.append((label,))
     lines += [_line(row) for row in rows if row['defense'] == label]
   return page(lines, [*_findings(rows), *_terms(rows)], width)
@@ -52,8 +52,8 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _findings(rows: Sequence[dict[str, Any]]) -> list[str]:
-  broken = _defenses(row for row in rows if row['verdict'] == BROKEN)
-  unstated = _defenses(row for row in rows if row['verdict'] == UNSTATED)
+  broken = defenses(row for row in rows if row['verdict'] == BROKEN)
+  unstated = defenses(row for row in rows if row['verdict'] == UNSTATED)
   found = [said('epsilon.broken', names=broken, n=len(broken))] if broken else []
   if not broken and len(rows) > sum(row['verdict'] == UNSTATED for row in rows):
     found.append(said('epsilon.consistent'))
@@ -72,7 +72,3 @@ def _terms(rows: Sequence[dict[str, Any]]) -> list[str]:
   facts = {'neighbours': first['neighbours'], 'confidence': percent(first['confidence'], 0)}
   assumed = [said('epsilon.assumed')] if any(row['assumes'] for row in rows) else []
   return [said('epsilon.terms', terms=listed(terms), **facts), *assumed]
-
-
-def _defenses(rows: Iterable[dict[str, Any]]) -> list[str]:
-  return list(dict.fromkeys(row['defense'] for row in rows))

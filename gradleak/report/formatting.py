@@ -124,8 +124,8 @@ def unit(n: int, size: int, noun: tuple[str, str] = ('image', 'images')) -> str:
 
 
 def defenses(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-  """Returns the defenses of entries."""
-  return [entry['defense'] for entry in entries]
+  """Returns the defenses of entries or rows, each once."""
+  return list(dict.fromkeys(entry['defense'] for entry in entries))
 
 
 def count_range(summary: Mapping[str, Any], key: str = 'recovered') -> str:
