@@ -150,6 +150,11 @@ def _summary(progress: Progress, objective: np.ndarray) -> str:
   return f'objective {np.median(finite):.3g}' if finite.size else 'diverged'
 
 
+def _runs(progress: Progress) -> str:
+  many = len(progress.objective)
+  return f'{many} {"run" if many == 1 else "runs"}'
+
+
 # A line says how far what is computed in parts is, after so many seconds without one.
 WAIT = 10.0
 
@@ -232,7 +237,7 @@ class _Bar(_Notes):
       )
     if progress.notice:
       self._bar.write(f'{attack}: {progress.notice}', file=self._stream)
-    self._bar.set_postfix_str(f'{_summary(progress, objective)}, {len(progress.objective)} runs', refresh=False)
+    self._bar.set_postfix_str(f'{_summary(progress, objective)}, {_runs(progress)}', refresh=False)
     self._bar.update(progress.step - self._bar.n)
     if progress.done:
       self._bar.leave = True  # an interruption, which does not get here, leaves no bar below its line
@@ -251,7 +256,7 @@ class _Lines(_Notes):
   def __call__(self, attack: str, progress: Progress, objective: np.ndarray) -> None:
     self._heard(attack, progress)
     if not progress.num_steps:
-      self._print(f'{attack}: {len(progress.objective)} runs of a closed form')
+      self._print(f'{attack}: {_runs(progress)} of a closed form')
       return
     steps = progress.num_steps
     tenth = 10 * progress.step // steps
@@ -259,7 +264,7 @@ class _Lines(_Notes):
       self._attack, self._tenth, self._since = attack, tenth, None
       resumed = f' from {progress.unit} {progress.step}' if progress.step else ''
       of = f' of {progress.num_steps} steps' if progress.unit == 'step' else ', one after another'
-      self._print(f'{attack}: {len(progress.objective)} runs{of}{resumed}')
+      self._print(f'{attack}: {_runs(progress)}{of}{resumed}')
     elif self._since is None:  # the first chunk includes compilation
       self._since = time.monotonic(), progress.step
     if progress.notice:

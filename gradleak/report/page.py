@@ -278,7 +278,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     cells = [
       blocks.Cell('null-gradient control', [names and f'of adaptive: {names}']),
       '',
-      blocks.Cell(f'{summary["n"]} runs', [own and f'threshold {own} {first.unit}'.strip()]),
+      blocks.Cell(f'{summary["n"]} {"run" if summary["n"] == 1 else "runs"}', [own and f'threshold {own} {first.unit}'.strip()]),
       *means(summary, marked, 'control runs', ''),
       '',
       '',

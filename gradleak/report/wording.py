@@ -27,11 +27,11 @@ def gallery(config: Mapping[str, Any]) -> str:
     'total': sum(images.values()),
     'classes': len(classes),
     'least': min(images.values(), default=0),
-    'kinds': [worded(f'{count:,} images of class {name}') for name, count in images.items()],
+    'kinds': [said('settings.gallery_kind', n=count, name=name) for name, count in images.items()],
     'left': [f'{count:,} of class {name}' for name, count in made['left_out'].items()] or ['none'],
-    'flat': f' {made["flat"]:,} flat ones are left out.' if made['flat'] else '',
+    'flat': said('settings.gallery_flat', n=made['flat']) if made['flat'] else '',
     'shared': said('settings.gallery_shared', n=made['shared']) if made.get('shared') else '',
-    'public': f' {made["public"]:,} of them are public.' if made['public'] else '',
+    'public': said('settings.gallery_public', n=made['public']) if made['public'] else '',
   }
   if not values['total']:
     return said('settings.gallery_empty', **values)

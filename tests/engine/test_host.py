@@ -161,6 +161,15 @@ def test_a_run_that_stands_still_says_where(monkeypatch):
   assert stream.getvalue() == said
 
 
+@pytest.mark.parametrize('runs, said', [(1, 'dlg: 1 run of 4 steps'), (2, 'dlg: 2 runs of 4 steps')])
+def test_one_run_is_no_runs(runs, said):
+  stream = io.StringIO()
+  lines = progress.reporter('lines', stream)
+  lines('dlg', driver.Progress(0, 4, np.zeros(runs), 0, 1, '', list, 'step'), np.zeros(runs))
+  lines.end()
+  assert stream.getvalue().splitlines()[0] == said
+
+
 def test_what_is_computed_in_parts_says_how_far_it_is(monkeypatch):
   seconds, stream = iter([0, 0, 4, 8, 14, 20, 26, 37]), io.StringIO()
   monkeypatch.setattr(progress.time, 'monotonic', lambda: next(seconds))

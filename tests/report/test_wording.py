@@ -42,6 +42,8 @@ def test_a_gallery_in_words():
   assert '1,001 images of 2 classes, at least 500 of each. 7 flat ones are left out.' in text and 'public' not in text
   assert '1,001 images, taken for one kind' in wording.gallery({'gallery': {**made, 'images': {'unlabelled': 1001}}})
   assert text in wording.settings({'gallery': made}) and wording.gallery({}) == ''
+  one = wording.gallery({'gallery': {'by_class': True, 'images': {'face': 1}, 'left_out': {}, 'flat': 1, 'public': 1}})
+  assert all(part in one for part in ('1 image of class face', '1 flat one is left out', '1 of them is public'))
   made = {'by_class': False, 'images': {}, 'left_out': {}, 'flat': 4, 'public': 0}
   assert wording.gallery({'gallery': made}) == 'The gallery has no images. 4 flat ones are left out.'
 
