@@ -271,6 +271,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     rows: Sequence[cases.Row], group: Sequence[cases.Summary], usual: float | None
   ) -> tuple[bool, blocks.Row]:
     summary, alike = cases.summarise(rows)[0], _close(rows[0][bound], usual)
+    many = f'{summary["n"]} {"run" if summary["n"] == 1 else "runs"}'
     of = [] if alike else [s['adaptive'] for s in group if _close(s[bound], summary[bound])]
     names = ', '.join(dict.fromkeys(filter(None, of)))
     own = _own(summary[bound], usual)
@@ -278,7 +279,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     cells = [
       blocks.Cell('null-gradient control', [names and f'of adaptive: {names}']),
       '',
-      blocks.Cell(f'{summary["n"]} {"run" if summary["n"] == 1 else "runs"}', [own and f'threshold {own} {first.unit}'.strip()]),
+      blocks.Cell(many, [own and f'threshold {own} {first.unit}'.strip()]),
       *means(summary, marked, 'control runs', ''),
       '',
       '',
