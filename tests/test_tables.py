@@ -539,6 +539,18 @@ def test_an_upload_of_regression_that_is_not_finite_has_diverged():
   assert rows[0]['oracle_cells'] > 0 and all(rows[1][name] is None for name in ('cells', 'trace', 'oracle_cells'))
 
 
+def test_regression_is_solved_with_labels_that_it_infers():
+  data = gl.data.table(np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 5, split='train')
+  given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  scenario = gl.scenario(gl.models.logistic(5, 'default'), data.samples, data.targets, **given)
+  hidden = gl.defenses.wrap(optax.set_to_zero(), place='upload', label='zeros')
+  given = {'batch_size': 3, 'knowledge': 'non-adaptive', 'labels': 'inferred'}
+  found = audit(scenario, [gl.attacks.linear()], 1, [None, hidden], **given).rows
+  assert [(row['revealed'], row['label_correct']) for row in found] == [(3, 1), (0, 0)]
+  with pytest.raises(gl.UsageError, match="'rlu' needs auxiliary samples"):
+    audit(scenario, [gl.attacks.linear()], 1, batch_size=3, labels='rlu')
+
+
 def test_rows_start_from_the_mean_row_of_their_class():
   values, classes = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
   private, public = (gl.data.table(values, classes, split=split) for split in ('test', 'train'))

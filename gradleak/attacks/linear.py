@@ -11,14 +11,17 @@ More rows than classes less one leave a whole family of solutions: then there is
 of `fidel`, for any number of classes.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from gradleak.attacks import base, subspace
 from gradleak.attacks.dense import in_pixels
 from gradleak.attacks.fidel import image_layer
+from gradleak.attacks.matching.samples import classes_of, starting_labels
 from gradleak.core import errors, trees
 from gradleak.core.settings import Count, Fraction, ranged
 from gradleak.federated import Client
@@ -134,7 +137,8 @@ def _check(number: int, classes: int, features: int) -> None:
 def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) -> base.Attack:
   r"""Softmax regression solved for all rows of a batch, where they are fewer than the classes: `solve`, on the host.
 
-  A row is left out if rounding errors could move it by more than a hundredth: the network is sure of it.
+  A row is left out if rounding errors could move it by more than a hundredth: the network is sure of it. Where labels
+  are inferred and wrong, no solution explains the update, and no row is returned.
 
   Formula:
     \frac{\partial L}{\partial W} = \frac{1}{B} X^\top \Delta, \quad
@@ -146,8 +150,8 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
     starts, tolerance: as `solve` takes them.
 
   Raises:
-    UsageError: when run, for another network, labels that are not known, as many rows as classes or more, or more rows
-      than features.
+    UsageError: when run, for another network, labels that are neither known nor inferred, as many rows as classes or
+      more, or more rows than features.
   """
 
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -160,6 +164,7 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
       )
     if observation.knowledge.labels not in ('known', 'inferred'):
       raise errors.UsageError("the attack linear needs the labels: choose labels='known'")
+    jax.eval_shape(functools.partial(starting_labels, client), observation)  # raises where they cannot be inferred
     kernel, bias = image_layer(client.model, observation)
     _check(observation.batch_shape[0], observation.num_classes, trees.get(observation.update, kernel).shape[0])
     return kernel, bias
@@ -168,9 +173,11 @@ def linear(client: Client, *, starts: Count = 32, tolerance: Fraction = 1e-4) ->
     seen = in_pixels(client.model, observation)
     both = seen.update, seen.variables['params']
     gradients, layer = (tuple(trees.get(tree, path) for path in paths(observation)) for tree in both)
-    rng = np.random.default_rng(key.ravel())
-    found = solve(gradients, layer, observation.targets, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
-    labels = np.asarray(observation.targets).argmax(axis=1)[: len(found.rows)]
-    return found.rows[found.certain], labels[found.certain]
+    targets, rng = np.asarray(starting_labels(client, observation)), np.random.default_rng(key.ravel())
+    labels = np.asarray(classes_of(client, targets))
+    if observation.knowledge.labels == 'inferred' and (labels < 0).any():  # the update shows nothing of them
+      return np.zeros((0, len(gradients[0]))), labels[:0]
+    found = solve(gradients, layer, targets, rng, starts=starts, tolerance=float(tolerance))  # type: ignore[arg-type]
+    return found.rows[found.certain], labels[: len(found.rows)][found.certain]
 
   return base.host_form(paths, read, labelled=True)._replace(labels='known')
