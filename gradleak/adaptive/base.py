@@ -79,15 +79,20 @@ class AdaptiveAttack(NamedTuple):
     return Change(self.settings, self.simulates, self.noise)
 
   def suits(self, attack: AttackMethod) -> bool:
-    """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes."""
+    """Returns whether the attack can make use of it: of what it offers, or of the settings that it changes.
+
+    What it simulates is of use to an attack that compares what the client would send. Such an attack clips that, and
+    its `match` is 'client'. The other ones take the update for a gradient, or its signs, and simulate no defense.
+    """
+    simulates = 'clip' in attack.reads and attack.settings.get('match', 'client') == 'client'
+    if self.simulates is not None and not simulates:
+      return False
     if self.settings:
       changes = dict(self.settings)
       made = attack.settings.get('generator') is not None  # whose images start where its weights do
       scaled = attack.settings.get('bias') is False  # neurons are combined by the bias gradient
       return attack.takes(changes) and not (made and 'start' in changes) and not (scaled and 'combine' in changes)
-    if self.simulates is not None and 'clip' in attack.reads:  # it simulates what it clips
-      return True
-    return 'update' in self.offers or bool(self.offers & attack.reads)
+    return self.simulates is not None or 'update' in self.offers or bool(self.offers & attack.reads)
 
 
 def everything(update: Tree) -> View:

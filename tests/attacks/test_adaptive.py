@@ -174,6 +174,9 @@ def test_without_auxiliary_data_nobody_starts_from_it(context):
     (attacks.csdlg(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['masked+floor', 'masked+prior']),
     (gl.servers.class_fishing(), 'prune(rate=0.7)+gaussian(stddev=0.1)', ['masked+floor']),
     (gl.servers.class_fishing(), 'clip(norm=1)', []),  # the norm of a batch says nothing of one of its samples
+    (attacks.csdlg(match='sign'), 'outpost', ['masked', 'masked+prior', 'masked+weighted']),  # of a plain gradient
+    (attacks.csdlg(match='sign'), 'clamp(limit=1)', []),
+    (attacks.prefix(), 'outpost', ['prior']),  # it compares no update
   ],
 )
 def test_a_adaptive_attack_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):

@@ -41,7 +41,7 @@ class Simulation:
   Attributes:
     match: 'client' (its local steps), 'approximation' (the gradient of all samples at the model that was sent),
       'surrogate' (the gradient at a model between the two, whose place is optimised with the samples) or 'sign' (the
-      sign of the gradient at the model that was sent, see `softened`).
+      sign of the gradient at the model that was sent, see `softened`). Only 'client' simulates defenses.
     epochs, batch_size: of local training, as the attacker assumes them; 0 for the client's own.
     rate: assumed learning rate over the client's own; may be traced.
     orders: 'known', or 'free': each epoch has dummy samples of its own.
