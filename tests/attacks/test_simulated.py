@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from gradleak import Client, Knowledge, Observation, attacks, models
-from gradleak.attacks.matching import simulation
+from gradleak.attacks.matching import search, simulation
 from gradleak.core import errors, trees
 
 CLASSES, SHAPE = 5, (4, 6, 6, 1)
@@ -38,6 +38,25 @@ def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(
   np.testing.assert_allclose(found, expected, rtol=1e-3)
   assert distance(client, seen, images) < 1e-6 < found
   assert distance(client, seen, images, match='approximation', form='ghost') == pytest.approx(found, rel=1e-2)
+
+
+@pytest.mark.parametrize('match', ['approximation', 'surrogate'])
+def test_rates_of_single_tensors_are_compared_as_they_are(problem, match, monkeypatch):
+  """Products of the plain gradient know no rates: they are refused, and taken by no large network."""
+  monkeypatch.setattr(search, '_LARGE', 1)
+  client, seen, images = problem
+  place = jnp.float32(-80) if match == 'surrogate' else None  # at the model that was sent
+  rates = {'fast': optax.sgd(1.0), 'slow': optax.sgd(1e-3)}
+  for kinds in (('fast', 'fast'), ('fast', 'slow')):
+    labels = jax.tree.map(lambda leaf, kinds=kinds: kinds[leaf.ndim == 1], seen.variables['params'])
+    one = dataclasses.replace(client, epochs=1, batch_size=None, optimizer=optax.partition(rates, labels))
+    sent = jax.jit(one.local_update)(None, seen.variables, images, seen.targets).update
+    of = dataclasses.replace(seen, update=sent)
+    matching = attacks.csdlg(match=match)(one).init.__self__
+    assert matching.by_products(of, images, seen.targets) == (len(set(kinds)) == 1)
+    assert distance(one, of, images, place, match=match) < 1e-6
+  with pytest.raises(errors.UsageError, match='rates of single tensors'):
+    distance(one, of, images, place, match=match, form='ghost')
 
 
 @pytest.mark.slow

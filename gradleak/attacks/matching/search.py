@@ -202,11 +202,12 @@ class Matching:
     """
     directions = self.comparison.measure.direction  # to which a known clip makes no difference
     gradient = self.simulation.linear(self.client.sends_gradient)
-    fits = directions and observation.weights is None and gradient
+    alike = self.simulation.scales_alike(self.client, observation.batch_shape[0], observation.update)
+    fits = directions and observation.weights is None and gradient and alike
     if self.comparison.form == 'ghost' and not fits:
       raise errors.UsageError(
         "form='ghost' is for the cosine of plain gradients: not for other distances, weights of entries, deltas of "
-        'local training and simulated defenses'
+        'local training, rates of single tensors and simulated defenses'
       )
     if self.comparison.form != 'auto' or not fits:
       return self.comparison.form == 'ghost'

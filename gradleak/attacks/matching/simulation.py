@@ -85,6 +85,22 @@ class Simulation:
     """Returns whether a plain gradient is compared; `sends_gradient`: whether the client sends one."""
     return self.takes_gradient() or (sends_gradient and self.match != 'sign')
 
+  def scales_alike(self, client: Client, number: int, params: Tree) -> bool:
+    """Returns whether the update is one multiple of a gradient: an optimizer may have a rate for each tensor.
+
+    Args:
+      client: as it is.
+      number: of its samples.
+      params: the model's, or anything shaped like them.
+    """
+    if not self.takes_gradient():
+      return True
+    found = [slope.item() for slope in jax.tree.leaves(self._slopes(client, number, params))]
+    return bool(np.allclose(found, found[0], rtol=1e-4, atol=0))
+
+  def _slopes(self, client: Client, number: int, params: Tree) -> Tree:
+    return slopes(client.optimizer, self.trained(client).num_steps(number), params)
+
   def softly(self, client: Client, count: jax.Array | int, steps: int) -> Client:
     """Returns the client with a network whose derivatives are soft, see `gradleak.models.soft_slopes`.
 
@@ -163,7 +179,7 @@ class Simulation:
       return signs if client.share == 'gradient' else reverse(signs)
     if self.takes_gradient():
       gradient = shared_gradient(client, variables, samples, targets)
-      each = slopes(client.optimizer, simulated.num_steps(samples.shape[0]), gradient)
+      each = self._slopes(client, samples.shape[0], gradient)
       return jax.tree.map(lambda g, slope: g * slope * jnp.asarray(self.rate, g.dtype), gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
       count = samples.shape[0] // simulated.epochs
