@@ -73,6 +73,24 @@ def test_the_objective_at_the_end_is_that_of_the_network(seen):
   assert abs(float(early) - float(apart[1])) > 0.01 * float(apart[1])
 
 
+@pytest.mark.parametrize('method', [attacks.csdlg(tv=0.0, softness=1.0), attacks.annealed()], ids=str)
+def test_the_objectives_at_the_truth_and_of_what_is_returned_are_those_of_the_network(seen, method):
+  client, observation, image = seen
+  attack = method.changed(steps=10, start='uniform')(client)
+  made = attack.init.__self__
+  matching = made if method.name == 'csdlg' else made.rung(made.lowest)
+  ends = [
+    jax.jit(matching.losses)(observation, x, observation.targets, 10)[0] for x in (image[None], 0.9 * image[None])
+  ]
+  at_truth = jax.jit(attack.objective)(observation, image[None], observation.targets)
+  np.testing.assert_allclose(at_truth, ends[0], rtol=1e-4)
+  state = jax.jit(attack.init)(KEY, observation)
+  kept = {'images': jnp.broadcast_to(0.9 * image, state.dummy['images'].shape)}
+  found = jnp.full_like(state.objective_start, -1.0)  # by softer derivatives, at step 9: no point is lower
+  state = state._replace(count=jnp.full_like(state.count, 9), best=(kept, found, found))
+  np.testing.assert_allclose(jax.jit(attack.reconstruct)(state, observation).objective, ends[1], rtol=1e-4)
+
+
 @pytest.mark.parametrize('softness', [0.0, -1.0, float('nan')])
 def test_softness_has_a_range(softness):
   with pytest.raises(gl.UsageError, match='softness'):

@@ -107,7 +107,7 @@ class Ladder:
     kept, state = jax.tree.map(lambda x: x[chosen], (found, states))
     seen = first.compared(observation, state.thresholds)
     best = first.better(state, *self.rung(self.weights[chosen]).evaluate(state.dummy, state, seen), seen)
-    objective = first.evaluate(best[0], state, seen)[0]
+    objective = first.evaluate(best[0], first.at_end(state), seen)[0]
     return kept._replace(
       objective=jnp.where(kept.diverged_step >= 0, jnp.nan, objective), objective_start=found.objective_start[0]
     )

@@ -379,6 +379,8 @@ class Matching:
     """Returns the best dummy samples."""
     observation = self.compared(observation, state.thresholds)
     best, objective, apart = self.better(state, *self.evaluate(state.dummy, state, observation), observation)
+    if self.simulation.softness is not None:  # that of an earlier step is of softer derivatives
+      objective = self.evaluate(best, self.at_end(state), observation)[0]
     dummy = self.samples.paced(best)
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
@@ -391,6 +393,12 @@ class Matching:
       state.objective_start,
       state.diverged_step,
     )
+
+  def at_end(self, state: MatchState) -> MatchState:
+    """Returns the state, under soft derivatives behind the last step, where they are those of the network."""
+    if self.simulation.softness is None:
+      return state
+    return state._replace(count=jnp.full_like(state.count, self.steps))
 
   def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
     """Returns the samples of the seed with the smallest distance."""
@@ -411,7 +419,7 @@ class Matching:
       return jnp.full((), jnp.nan, jnp.float32)
     observation = self.compared(observation, self.comparison.thresholds(observation))
     samples = self.form.relaxed(samples, observation.variables)
-    last = jnp.int32(self.steps - 1)
+    last = jnp.int32(self.steps - (self.simulation.softness is None))  # behind it, soft derivatives are the network's
     tiled = jnp.tile(samples, (self.copies, *[1] * (samples.ndim - 1)))
     objective, _ = self.losses(observation, tiled, targets, last)
     return self.added(objective, observation, samples[None], last, together=True)
