@@ -86,6 +86,13 @@ def test_a_rung_starts_smoother_than_it_ends(seen):
   np.testing.assert_allclose(factors, expected, rtol=1e-2)
 
 
+@pytest.mark.parametrize('make', [attacks.ladder, attacks.annealed])
+def test_the_objective_of_a_search_that_does_not_move_is_that_of_its_start(seen, make):
+  client, observation = seen
+  found = run(make(steps=3, start='uniform', learning_rate=1e-9), client, observation)
+  np.testing.assert_allclose(found.objective, found.objective_start, rtol=1e-4)
+
+
 def test_a_rung_that_diverges_leaves_the_others(seen):
   client, observation = seen
   attack = attacks.ladder(rungs=2, steps=3)(client)

@@ -79,8 +79,13 @@ class Ladder:
     return weights(self.lowest, self.highest, self.rungs)
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
-    """Returns the states before the first step, all from one start; leaves [rungs, …]."""
-    return jax.vmap(lambda weight: self.rung(weight).init(key, observation))(self.weights)
+    """Returns the states before the first step, all from one start; leaves [rungs, …].
+
+    The objective of the start is that of the first rung, without its descent, as `objective` has it.
+    """
+    states = jax.vmap(lambda weight: self.rung(weight).init(key, observation))(self.weights)
+    start = self.rung(self.lowest).at_once(jax.tree.map(lambda x: x[0], states), observation)
+    return states._replace(objective_start=jnp.full_like(states.objective_start, start))
 
   def step(self, states: MatchState, observation: Observation) -> tuple[MatchState, dict[str, jax.Array]]:
     """Returns the states after one step of each rung, and what is reported: of the rung that would be kept."""

@@ -48,7 +48,7 @@ class MatchState(NamedTuple):
     targets: the labels that are not optimised, probabilities [N, classes].
     optimizer: its state.
     best: (dummy, objective, distance) of the lowest objective so far.
-    objective_start: the objective of the start.
+    objective_start: the objective of the start; infinity until it is known.
     diverged_step: first step that was not finite, −1 before.
     thresholds: the least magnitude that is compared of each tensor, a tree of scalars; None for all entries.
     latents: what stays as it is of a generator, leaves [seeds, …]; None without one.
@@ -298,10 +298,17 @@ class Matching:
     }
     dummy = self.samples.paced(dummy, -1)
     infinite = jnp.asarray(jnp.inf, jnp.float32)
-    return MatchState(
+    state = MatchState(
       jnp.zeros((), jnp.int32), dummy, given, self.optimizer.init(dummy), (dummy, infinite, infinite), infinite,
       jnp.full((), -1, jnp.int32), self.comparison.thresholds(observation), latents,
     )  # fmt: skip
+    if self.simulation.softness is None:
+      return state
+    return state._replace(objective_start=self.at_once(state, observation))
+
+  def at_once(self, state: MatchState, observation: Observation) -> jax.Array:
+    """Returns the objective at the point of a state, as it would be behind the last step."""
+    return self.evaluate(state.dummy, self.at_end(state), self.compared(observation, state.thresholds))[0]
 
   def compared(self, observation: Observation, thresholds: Tree | None) -> Observation:
     """Returns the observation with weights of the entries that are compared, see `Comparison`."""
@@ -356,7 +363,7 @@ class Matching:
       dummy=dummy,
       optimizer=optimizer_state,
       best=self.better(state, objective, apart, observation),
-      objective_start=jnp.where(first, objective, state.objective_start),
+      objective_start=jnp.where(first & jnp.isinf(state.objective_start), objective, state.objective_start),
       diverged_step=diverged,
     )
     ended = self.arrived(state, observation)
