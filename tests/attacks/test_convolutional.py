@@ -130,6 +130,14 @@ def test_precode_is_read_exactly(digits):
   assert max(row['psnr'] for row in found.controls) < 15
 
 
+def test_no_labels_are_claimed(digits):
+  scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
+  (row,) = gl.audit(
+    jax.random.key(1), scenario, [None], [gl.attacks.prefix(steps=1)], 1, controls=1, progress='none'
+  ).rows
+  assert row['labels'] == 'unused' and row['label_correct'] is None
+
+
 def test_nothing_is_nothing(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   observation = sent(scenario)

@@ -392,9 +392,10 @@ class Matching:
     diverged = state.diverged_step >= 0
     lost = jnp.where(diverged, jnp.nan, 0.0)  # a diverged trial has no reconstruction
     samples = self.chosen(dummy, state, observation)
+    unused = observation.knowledge.labels == 'unused'
     return Reconstruction(
       self.form.decide(joined(samples, self.copies) + lost, observation.variables),
-      classes_of(self.client, dummy.get('logits', state.targets)),
+      jnp.zeros(0, jnp.int32) if unused else classes_of(self.client, dummy.get('logits', state.targets)),
       objective + lost,
       jnp.where(diverged, jnp.inf, apart),
       state.objective_start,
