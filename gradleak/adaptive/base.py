@@ -499,17 +499,24 @@ def _agreed(known: Known) -> AdaptiveAttack | None:
   words = 'It takes the value of an entry that most uploads share, bit for bit, and the mean where they share none.'
 
   def views(upload: Upload) -> list[View]:
-    return [known.view(upload, update=jax.tree.map(_most_frequent, upload.update))._replace(noise=0.0)]
+    update = jax.tree.map(_most_frequent, upload.update, upload.mask, known.observed(upload))
+    return [known.view(upload, update=update)._replace(noise=0.0)]
 
   return AdaptiveAttack('agreed', words, views, frozenset({'update'}), rounds=known.rounds)
 
 
-def _most_frequent(values: np.ndarray) -> np.ndarray:
-  """Returns the value of each entry of [R, …] that most rounds share; the mean of all where no two are equal."""
-  values = np.asarray(values)
-  shared = np.stack([np.sum(values == value, axis=0) for value in values])
+def _most_frequent(values: np.ndarray, mask: np.ndarray, mean: np.ndarray) -> np.ndarray:
+  """Returns the value of each entry of [R, …] that most rounds which sent it share; `mean` where no two are equal.
+
+  Args:
+    values: what the rounds sent of a tensor, zeros where they did not.
+    mask: whether they sent it, booleans [R] or [R, …].
+    mean: of what was sent, […].
+  """
+  sent = np.broadcast_to(np.reshape(mask, (*np.shape(mask), *(1,) * (np.ndim(values) - np.ndim(mask)))), values.shape)
+  shared = np.stack([np.sum((values == one) & sent & own, axis=0) for one, own in zip(values, sent, strict=True)])
   chosen = np.take_along_axis(values, np.argmax(shared, axis=0)[None], axis=0)[0]
-  return np.where(np.max(shared, axis=0) > 1, chosen, np.mean(values, axis=0)).astype(values.dtype)
+  return np.where(np.max(shared, axis=0) > 1, chosen, mean).astype(values.dtype)
 
 
 def _prior(known: Known) -> AdaptiveAttack | None:
