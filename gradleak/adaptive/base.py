@@ -326,7 +326,7 @@ class Known:
     """Returns the adaptive attack that is the attack with other settings on all that is known but the noise level.
 
     Args:
-      name, words, simulates: see `AdaptiveAttack`. What is simulated is not masked.
+      name, words, simulates: see `AdaptiveAttack`. What is simulated is not masked, see `besides`.
       weigh: update -> weights of its entries, or None for 1.
       **settings: of the attack.
     """
@@ -339,7 +339,7 @@ class Known:
       update = self.observed(upload)
       weighted = None if weigh is None else jax.tree.map(lambda w: np.asarray(w, np.float16), weigh(update))
       view = self.view(upload, weighted, update)._replace(noise=0.0)
-      return [view if simulates is None else view._replace(weights=ones(update))]
+      return [view if simulates is None else view._replace(weights=self.besides(simulates, upload, update))]
 
     return AdaptiveAttack(
       name,
@@ -349,6 +349,23 @@ class Known:
       simulates=simulates,
       rounds=self.rounds,
     )
+
+  def besides(self, simulates: Defense, upload: Upload, update: Tree) -> Tree:
+    """Returns weights for a client that is simulated: 0 for what the defense drops and the simulation does not.
+
+    Zeros that the simulation makes itself say which entries were dropped, and are compared.
+
+    Args:
+      simulates: the defense of that client.
+      upload: of R rounds.
+      update: what is compared.
+    """
+    weighted = ones(update)
+    if _dropping(self.defense, 'mask') > _dropping(simulates, 'mask'):
+      weighted = jax.tree.map(lambda w, mask: w * np.any(mask, axis=0), weighted, upload.mask)
+    if _dropping(self.defense, 'zeros') > _dropping(simulates, 'zeros'):
+      weighted = jax.tree.map(lambda w, u: w * (u != 0), weighted, update)
+    return weighted
 
   def observed(self, upload: Upload) -> Tree:
     """Returns the update that is compared: the first, or the mean or the sum over the rounds."""
@@ -416,6 +433,11 @@ def _expected(variance: float | Tree, weights: Tree) -> float:
     return variance * sum(float(np.sum(w, dtype=np.float64)) for w in jax.tree.leaves(weights)) if variance else 0.0
   both = zip(jax.tree.leaves(variance), jax.tree.leaves(weights), strict=True)
   return float(sum(np.sum(np.broadcast_to(v, w.shape) * np.asarray(w, np.float64)) for v, w in both))
+
+
+def _dropping(defense: Defense, sparsifies: str) -> int:
+  """Returns how many stages of a defense drop entries so, see `Traits.sparsifies`."""
+  return sum(stage.traits.sparsifies == sparsifies for stage in defense.stages)
 
 
 def ones(tree: Tree) -> Tree:
@@ -644,9 +666,6 @@ def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
   if not any(map(_undeclared, stages)):
     return []
 
-  def views(upload: Upload) -> list[View]:
-    return [everything(known.observed(upload))]
-
   found = []
   for name, words, part in (
     ('simulated', 'It simulates the defense, too, and differentiates through it.', lambda stage: stage),
@@ -659,8 +678,14 @@ def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
     ),
   ):
     parts = (part(stage) if _undeclared(stage) else stage for stage in stages if not stage.traits.random)
+    simulates = Defense(tuple(parts))
+
+    def views(upload: Upload, simulates: Defense = simulates) -> list[View]:
+      update = known.observed(upload)
+      return [everything(update)._replace(weights=known.besides(simulates, upload, update))]
+
     name, words = known.repeated(name, words)
-    found.append(AdaptiveAttack(name, words, views, simulates=Defense(tuple(parts)), rounds=known.rounds))
+    found.append(AdaptiveAttack(name, words, views, simulates=simulates, rounds=known.rounds))
   return found
 
 

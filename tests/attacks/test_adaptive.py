@@ -551,6 +551,45 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
   assert slope('simulated') == 0 and slope('straight-through') == 1
 
 
+MINE = gl.defenses.wrap(optax.stateless(scaled), 'upload')
+
+
+@pytest.mark.parametrize(
+  ('defense', 'compared'),
+  [
+    (gl.defenses.chain(gl.defenses.fragmentation_random(ratio=0.5), gl.defenses.clamp(limit=1e-3)), 'sent'),
+    (gl.defenses.chain(gl.defenses.fragmentation_random(ratio=0.5), gl.defenses.quantize(code='float4')), 'sent'),
+    (gl.defenses.chain(gl.defenses.fragmentation_random(ratio=0.5), MINE), 'sent'),
+    (gl.defenses.chain(gl.defenses.fragmentation_random(ratio=0.5), gl.defenses.outpost(noise=0.0)), 'sent'),
+    (gl.defenses.svt_privacy(noise_var=1e9, gamma=0.01, fraction=0.5), 'nonzero'),
+    (gl.defenses.chain(gl.defenses.topk(ratio=0.5), gl.defenses.clamp(limit=1e-3)), 'sent'),
+    (gl.defenses.chain(gl.defenses.topk(ratio=0.5), MINE), 'all'),
+    (gl.defenses.chain(gl.defenses.prune(rate=0.5), MINE), 'all'),
+  ],
+  ids=str,
+)
+def test_who_simulates_does_not_compare_what_the_simulation_would_have_sent(defense, compared, wide, small_images):
+  """At the truth what is simulated equals the upload; zeros that the simulation makes, too, are compared."""
+  samples, targets = (jnp.asarray(part[:1]) for part in small_images)
+  bound = defenses.bind(defense, wide)
+  send = jax.jit(bound.client(wide.client).local_update)
+  uploads = [jax.device_get(send(jax.random.key(i), wide.variables, samples, targets)) for i in range(4)]
+  shapes = jax.tree.map(np.shape, uploads[0].update)
+  sent = [entries(jax.tree.map(np.broadcast_to, one.mask, shapes)) for one in uploads]
+  for rounds in (1, 4):
+    found = [one for one in attacks_on(bound, wide, 1, attacks.csdlg(), rounds) if one.simulates is not None]
+    assert found
+    for adaptive in found:
+      (view,) = adaptive.views(jax.tree.map(lambda *xs: np.stack(xs), *uploads[:rounds]))
+      client = defenses.bind(adaptive.simulates, wide).client(wide.client)
+      ours = entries(jax.jit(client.local_update)(None, wide.variables, samples, targets).update)
+      weights, update = entries(view.weights), entries(view.update)
+      right = {'sent': np.any(sent[:rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[compared]
+      np.testing.assert_array_equal(weights, right)
+      if rounds == 1 or compared != 'nonzero':  # of several rounds, the mean counts zeros
+        np.testing.assert_allclose(weights * ours, weights * update, rtol=1e-5, atol=1e-8)
+
+
 def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
   mine = gl.defenses.wrap(optax.stateless(scaled), 'upload')
   for other, name, words in (
