@@ -151,7 +151,7 @@ class Known:
   def clip(self) -> float:
     """The norm that the upload was clipped to first; infinity where the attacker cannot clip alike."""
     stages, together = self.stages, self.context.client.cohort > 1  # a mean of clipped updates is not clipped
-    if not stages or together or 'clip' not in self.reads or self._trains(stages[0]):  # nor a sum of clipped steps
+    if not stages or together or 'clip' not in self.reads or self.trains(stages[0]):  # nor a sum of clipped steps
       return math.inf
     clips = stages[0].traits.clips
     return math.inf if clips is None else float(clips(stages[0].settings))
@@ -160,7 +160,7 @@ class Known:
   def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
     size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
-    return min((norm_bound(stage, size) for stage in self.defense.stages if not self._trains(stage)), default=math.inf)
+    return min((norm_bound(stage, size) for stage in self.defense.stages if not self.trains(stage)), default=math.inf)
 
   @property
   def variance(self) -> float | Tree:
@@ -189,7 +189,7 @@ class Known:
     noise, client = stage.traits.noise, self.context.client
     if noise is None:
       return 0.0
-    if self._trains(stage):
+    if self.trains(stage):
       variance = self._of_steps(stage, noise)
     else:
       variance = noise.variance(stage.settings, self.context, self.num_samples // client.cohort)
@@ -243,7 +243,7 @@ class Known:
     """The same of a single upload."""
     return dataclasses.replace(self, rounds=1)
 
-  def _trains(self, stage: Stage) -> bool:
+  def trains(self, stage: Stage) -> bool:
     """Returns whether a stage acts on gradients that a local optimizer then makes a delta of."""
     return self.context.client.share == 'delta' and stage.traits.place == 'step'
 

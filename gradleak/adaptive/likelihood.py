@@ -53,7 +53,7 @@ class Expected(NamedTuple):
     groups: the number of each entry's group; None where entries are chosen one by one.
     laplace: whether the noise is Laplace's; else it is Gaussian.
     masked: whether zeros are left out of the comparison.
-    certain: whether nothing of a client is random but the defense.
+    certain: whether nothing of a client is random but the defense, and its noise has the density of one draw.
   """
 
   model: str
@@ -126,6 +126,9 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     jax.tree.map(lambda p: variance, params) if isinstance(variance, float | int) else variance,
   )
   arguments = bound.arguments[bound.defense.stages.index(noisy[0])]
+  # Local steps draw other entries each, and their sum is Gaussian where they are. A batch has no posterior.
+  summed = num_samples == 1 and known.trains(noisy[0]) and context.client.num_steps(1) > 1
+  changes = noise.distribution == 'laplace' or noise.fraction(noisy[0].settings) < 1
   return made._replace(
     model='noise' if fraction == 1 else 'mixture',
     variance=tree,
@@ -133,6 +136,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     groups=None if noise.groups is None or fraction == 1 else noise.groups(arguments),
     laplace=noise.distribution == 'laplace',
     masked=made.masked or sends,
+    certain=not (summed and changes),
   )
 
 
