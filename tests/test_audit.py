@@ -16,7 +16,7 @@ from gradleak import report
 from gradleak.audit import granted, plan, run, schema
 from gradleak.audit.run import _parts
 from gradleak.audit.scores import kept_distance
-from gradleak.audit.uploads import uploads
+from gradleak.audit.uploads import Send, uploads
 from gradleak.audit.verdict import Threshold, exact_alone, judge, require_undefended_recovery, threshold
 from tests.attackers import divide
 from tests.objects import objects
@@ -165,6 +165,23 @@ def test_scaling_by_half_changes_an_upload_by_half(linear):
   found = audit(linear, {'half': gl.defenses.wrap(optax.scale(0.5), 'upload')}, {'guess': closed_form(draw)})
   np.testing.assert_allclose([row['change'] for row in found.rows], 0.5, rtol=1e-6)
   assert found.config['defenses'] == ['half']
+
+
+def test_each_strength_of_a_defense_has_its_own_arguments(linear):
+  @gl.defenses.defense(place='upload', arguments=lambda context, settings: (np.float32(settings['strength']),))
+  def scaled(factor=1.0, *, strength: float):
+    return optax.scale(factor)
+
+  strengths = {str(strength): scaled(strength=strength) for strength in (0.5, 0.25)}
+  found = audit(linear, strengths, {'guess': closed_form(draw)}, trials=1)
+  np.testing.assert_allclose([row['change'] for row in found.rows], [0.5, 0.75], rtol=1e-6)
+
+
+def test_strengths_that_are_made_for_the_same_share_a_program(linear):
+  context = linear._replace(public=(linear.samples, linear.targets)).context
+  several = (gl.defenses.graddefense(stddev=stddev, estimate='exact') for stddev in (0.1, 0.2))
+  one, other = (Send.of(gl.defenses.bind(defense, context), linear.client) for defense in several)
+  assert one == other and hash(one) == hash(other)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.streams import folded, numbered
 from gradleak.core import trees
-from gradleak.core.methods import identity
+from gradleak.core.methods import contents
 from gradleak.core.trees import Tree
 from gradleak.defenses import NO_DEFENSE, null_gradient
 from gradleak.defenses.defense import Bound, bind
@@ -68,7 +68,7 @@ class Send:
   @classmethod
   def of(cls, bound: Bound, client: Client) -> 'Send':
     """Returns the function of a bound defense."""
-    return cls(bound, (bound.defense.structure, tuple(identity(given) for given in bound.arguments)), client)
+    return cls(bound, (bound.defense.structure, contents(bound.arguments)), client)
 
   def __call__(self, shared: dict, lane: dict) -> Upload:
     """Called while tracing, by the driver."""
@@ -156,17 +156,18 @@ def _rounds(group: Group, bound: Bound) -> int:
 
 
 def _computed(group: Group, requests: list[_Request], group_size: int) -> list[Upload]:
-  """Returns the uploads of each request on the variables of the group; one compilation per structure of defense."""
+  """Returns the uploads of each request on the variables of the group; equal `Send`s are made together."""
   found: list[Any] = [None] * len(requests)
   for i, request in enumerate(requests):
     if request.rounds > 1 and any(stage.traits.accumulates for stage in request.bound.defense.stages):
       found[i] = _in_turn(group, request, group_size)
-  structures = [request.bound.defense.structure if found[i] is None else None for i, request in enumerate(requests)]
+  alike: dict[Send, list[int]] = {}
+  for i, request in enumerate(requests):
+    if found[i] is None:
+      alike.setdefault(Send.of(request.bound, group.client), []).append(i)
   shared, calls = _shared(group, variables=group.scenario.variables), []
-  for structure in dict.fromkeys(one for one in structures if one is not None):
-    chosen = [i for i, other in enumerate(structures) if other == structure]
-    lanes = jax.tree.map(_joined, *(_lanes(group, requests[i]) for i in chosen))
-    calls.append((chosen, Send.of(requests[chosen[0]].bound, group.client), lanes))
+  for send, chosen in alike.items():
+    calls.append((chosen, send, jax.tree.map(_joined, *(_lanes(group, requests[i]) for i in chosen))))
   ahead.together(
     lambda: (driver.lowered_evaluation(send, shared, lanes, Layout(group_size)) for _, send, lanes in calls)
   )
