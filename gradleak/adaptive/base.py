@@ -208,12 +208,13 @@ class Known:
     return jax.tree.map(lambda v, gain: v / client.cohort * gain, _as_tree(variance, params), gains)
 
   def quieter(self, stage: Stage, upload: Upload) -> float:
-    """Returns by what the variance of a stage's noise is larger in one upload than in what is compared."""
-    if self.rounds == 1 or not self.sums:
-      return self.rounds
+    """Returns by what the variance of a stage's noise is larger in one client's upload than in what is compared."""
+    cohort = self.context.client.cohort
+    if self.rounds == 1:
+      return cohort
     every = ones(self.context.variables['params'])
-    alone = _expected(self._one.noise_of(stage), every)
-    return alone / (_expected(self.noise_of(stage, upload.mask), every) or alone or 1.0)
+    alone, left = (_expected(noise, every) for noise in (self._one.noise_of(stage), self.noise_of(stage, upload.mask)))
+    return cohort * alone / left if left else cohort
 
   def _sent(self, place: int) -> Callable[[Any], np.ndarray]:
     """Returns the function (masks [R, …]) -> the variance in a sum over that of the noise of a stage in each round.

@@ -13,7 +13,7 @@ import pytest
 import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
-from gradleak.adaptive import compression
+from gradleak.adaptive import compression, graddefense
 from gradleak.adaptive.base import AVERAGES, Case, Known, _typical_energies, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
@@ -271,6 +271,26 @@ def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradien
       assert len(np.unique(entries(slices)[entries(view.weights) == 0])) == 3
     hits += bool((entries(noisy) == entries(gradient))[entries(views[0].weights) == 1].all())
   assert hits >= 5
+
+
+def test_both_attacks_on_graddefense_know_how_much_noise_is_left_by_a_mean(context, gradient, monkeypatch):
+  """Four clients halve the standard deviation; rounds that did not send a layer do not lower it."""
+  several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=4))
+  text, seen, rng = 'graddefense(stddev=0.1,ratio=0.3)', [], np.random.default_rng(0)
+  monkeypatch.setattr(graddefense, 'compensate', lambda update, variance: seen.append(float(variance)) or update)
+  slices = bound(text, several).arguments[0][0].slices
+  spread = np.array([0.05] * 3 + [0.1] * 3 + [1.0] * 4)  # the first three hold what the noise of a mean looks like
+  update = jax.tree.map(lambda s: np.float32(spread[s] * rng.normal(size=s.shape)), slices)
+  found = {one.name: one for one in attacks_on(bound(text, several), several, 4, attacks.csdlg(), 1)}
+  only_view(found['compensated'], update)
+  view = found['slices'].views(uploaded(update))[0]
+  np.testing.assert_array_equal(entries(view.weights), entries(slices) > 2)
+  attack = attacks_on(bound(f'fragmentation_random(ratio=0.5)+{text}', several), several, 4, attacks.csdlg(), 4)
+  (averaged,) = (one for one in attack if one.name.endswith('compensated'))
+  upload = uploaded(*[gradient] * 4)
+  averaged.views(upload)
+  averaged.views(dataclasses.replace(upload, mask=jax.tree.map(lambda m: m & (np.arange(4) < 2), upload.mask)))
+  assert seen == pytest.approx([0.3 * 0.1**2 / count for count in (4, 16, 8)])
 
 
 def test_few_slices_are_all_tried(context, gradient):
