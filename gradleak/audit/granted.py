@@ -1,5 +1,7 @@
 """What each attacker of a group is granted: adaptive attacks, knowledge, and what it makes of the public data."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from gradleak.adaptive import NON_ADAPTIVE, AdaptiveAttack, adaptive_attacks
 from gradleak.attacks import labels as label_rules
 from gradleak.attacks.base import AttackMethod
 from gradleak.audit.group import Group
+from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Bound, Defense, bind
 from gradleak.federated.scenario import classes_of
@@ -26,11 +29,32 @@ def attackers(group: Group, attack: AttackMethod, bound: Bound) -> list[Adaptive
   given = group.settings
   if given.knowledge == 'non-adaptive':
     return [NON_ADAPTIVE]
-  rounds = given.rounds if group.server is None or group.server.rounds == 1 else 1
-  found = adaptive_attacks(bound, group.scenario.context, given.batch_size, attack, rounds)
+  found = _suited(group, attack, bound)
   if given.adaptive_attacks is not None:
     found = [one for one in found if one.name in given.adaptive_attacks]
   return [NON_ADAPTIVE, *found] if given.knowledge == 'both' else found or [NON_ADAPTIVE]
+
+
+def _suited(group: Group, attack: AttackMethod, bound: Bound) -> list[AdaptiveAttack]:
+  """Returns all `AdaptiveAttack`s of an attack to a defense, named by the settings or not."""
+  given, server = group.settings, group.server
+  rounds = given.rounds if server is None or server.rounds == 1 else 1
+  return adaptive_attacks(bound, group.scenario.context, given.batch_size, attack, rounds)
+
+
+def check_names(groups: Sequence[Group]) -> None:
+  """Raises `UsageError` for a name in `adaptive_attacks` that no attack of any group has to any of its defenses."""
+  given = groups[0].settings
+  if not given.adaptive_attacks or given.knowledge == 'non-adaptive':
+    return
+  cases = [(group, attack, bound) for group in groups for _, attack in group.attacks for _, bound in group.defenses]
+  names = {one.name for case in cases for one in _suited(*case)}
+  if not names:
+    raise errors.UsageError(
+      f'adaptive_attacks names {given.adaptive_attacks[0]!r}, and no attack here has an adaptive attack to any defense'
+    )
+  for name in given.adaptive_attacks:
+    errors.check_choice('adaptive attack to these defenses', name, names)
 
 
 def known_noise(group: Group, bound: Bound) -> bool:

@@ -99,6 +99,7 @@ def plan(
     for attack in chosen:
       with errors.raised_here():
         _trace(groups[-1], attack)
+  granted.check_names(groups)
   return Plan(config['attacks'], config['defenses'], groups, config)
 
 
