@@ -188,19 +188,22 @@ def test_a_simulated_defense_is_that_of_the_audit_and_not_of_the_one_before(scen
 
 
 @pytest.mark.parametrize(
-  ('attack', 'settings'),
+  ('attack', 'defense', 'settings'),
   [
-    (gl.attacks.csdlg(steps=1, start='class_average'), {}),
-    (gl.attacks.csdlg(steps=1), {'labels': 'rlu'}),
-    (gl.attacks.bayes(steps=1, components=2), {}),
+    (gl.attacks.csdlg(steps=1, start='class_average'), None, {}),
+    (gl.attacks.csdlg(steps=1), gl.defenses.concealment(steps=1), {}),  # an adaptive attack starts from public samples
+    (gl.attacks.csdlg(steps=1), None, {'labels': 'rlu'}),
+    (gl.attacks.bayes(steps=1, components=2), None, {}),
   ],
-  ids=['start', 'labels', 'learned'],
+  ids=['start', 'adaptive', 'labels', 'learned'],
 )
-def test_a_private_sample_among_the_public_ones_is_refused_before_anything_runs(scenario, tmp_path, attack, settings):
+def test_a_private_sample_among_the_public_ones_is_refused_before_anything_runs(
+  scenario, tmp_path, attack, defense, settings
+):
   both = [np.concatenate(pair) for pair in zip(scenario.public, (scenario.samples, scenario.targets), strict=True)]
   known = scenario._replace(public=tuple(both))
   with pytest.raises(gl.UsageError, match=r'4 of the 4 private images are among those that the attack .* take another'):
-    audit(known, [None], [attack], workdir=tmp_path / 'new', **settings)
+    audit(known, [defense], [attack], workdir=tmp_path / 'new', **settings)
   assert not (tmp_path / 'new').exists()
   assert audit(known, [None], [gl.attacks.csdlg(steps=1)], controls=1).rows  # which uses none of them
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from gradleak.attacks.base import AttackMethod, as_attack
 from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled, named_defenses, text
-from gradleak.audit.lanes import Build
+from gradleak.audit.lanes import Build, structures
 from gradleak.audit.settings import COUNT, AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
@@ -99,6 +100,8 @@ def plan(
     for attack in chosen:
       with errors.raised_here():
         _trace(groups[-1], attack)
+    for variant in itertools.chain.from_iterable(structures(groups[-1]) if sent.public is not None else ()):
+      granted.check_public(groups[-1], variant.method)  # an adaptive attack may use what the attack does not
   granted.check_names(groups)
   return Plan(config['attacks'], config['defenses'], groups, config)
 

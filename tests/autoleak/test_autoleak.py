@@ -155,20 +155,23 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
 
 
 @pytest.mark.parametrize(
-  ('defense', 'random', 'gaussian'),
+  ('defense', 'differ', 'random', 'gaussian'),
   [
-    (gl.defenses.prune(rate=0.5), False, False),
-    (gl.defenses.gaussian(stddev=30.0), True, True),
-    (gl.defenses.laplace(scale=0.1), True, False),
-    (gl.defenses.outpost(), True, False),
-    (gl.parse('prune(rate=0.5)+server_dp(noise=1,clients=10)'), False, False),
-    (gl.parse('gaussian(stddev=1)+server_dp(noise=1,clients=10)'), True, True),
+    (gl.defenses.prune(rate=0.5), False, False, False),
+    (gl.defenses.dgc(ratio=0.1), True, False, False),
+    (gl.defenses.gaussian(stddev=30.0), True, True, True),
+    (gl.defenses.laplace(scale=0.1), True, True, False),
+    (gl.defenses.outpost(), True, True, False),
+    (gl.parse('prune(rate=0.5)+server_dp(noise=1,clients=10)'), False, False, False),
+    (gl.parse('gaussian(stddev=1)+server_dp(noise=1,clients=10)'), True, True, True),
   ],
   ids=str,
 )
-def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, random, gaussian):
+def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, differ, random, gaussian):
   bound = gl.defenses.bind(defense, scenario.context)
-  assert (ensemble.repeats(bound, scenario.context, 1) == '') == random
+  assert (ensemble.repeats(bound, scenario.context, 1) == '') == differ
+  why = ensemble.draws(bound, scenario.context, 1)
+  assert (why == '') == random and (why.startswith('all uploads') or differ)
   assert (ensemble.known_noise(bound, scenario.context, 1) == '') == gaussian
 
 
@@ -177,7 +180,7 @@ def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenar
   """Noise hides the original from one upload, eight are read of random defenses alone, and what is known is skipped."""
   stages = (
     ensemble.Ranking('likelihood'),
-    ensemble.Ranking('likelihood of rounds', rounds=8, skips=ensemble.repeats),
+    ensemble.Ranking('likelihood of rounds', rounds=8, skips=ensemble.draws),
     ensemble.Stage('closed forms', (gl.attacks.fidel(),)),
     ensemble.Stage('known noise', (gl.attacks.bayes(steps=2, components=2),), rounds=2, skips=ensemble.known_noise),
   )

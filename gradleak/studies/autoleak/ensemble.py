@@ -22,8 +22,20 @@ def anything(bound: Bound, context: Context, batch_size: int) -> str:
 
 def repeats(bound: Bound, context: Context, batch_size: int) -> str:
   """Returns why several uploads of the same samples tell no more than one; '' where they do."""
+  return '' if _accumulates(bound) else draws(bound, context, batch_size)
+
+
+def draws(bound: Bound, context: Context, batch_size: int) -> str:
+  """Returns why a ranking of candidates does not read several uploads; '' where it does: of random defenses."""
   del context, batch_size
-  return '' if bound.defense.random else 'all uploads of the same samples are equal'
+  if bound.defense.random:
+    return ''
+  later = 'what uploads hold back is sent by later ones, which a ranking does not read'
+  return later if _accumulates(bound) else 'all uploads of the same samples are equal'
+
+
+def _accumulates(bound: Bound) -> bool:
+  return any(stage.traits.accumulates for stage in bound.defense.stages)
 
 
 def known_noise(bound: Bound, context: Context, batch_size: int) -> str:
@@ -69,7 +81,7 @@ class Ranking(NamedTuple):
 ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   'images': (
     Ranking('likelihood'),
-    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Ranking('likelihood of rounds', rounds=8, skips=draws),
     Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.april())),
     Stage('residual peeling', (attacks.residual_peeling(),)),
     Stage('matching', (attacks.csdlg_fast(steps=500, tv=1e-6),)),
@@ -82,7 +94,7 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   ),
   'table': (
     Ranking('likelihood'),
-    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Ranking('likelihood of rounds', rounds=8, skips=draws),
     Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.spear(submatrices=100_000))),
     Stage('residual peeling', (attacks.residual_peeling(),)),
     Stage('relaxed matching', (attacks.tableak(steps=500, seeds=8),)),
@@ -93,7 +105,7 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   ),
   'text': (
     Ranking('likelihood'),
-    Ranking('likelihood of rounds', rounds=8, skips=repeats),
+    Ranking('likelihood of rounds', rounds=8, skips=draws),
     Stage('closed forms', (attacks.span(),)),
     Stage('matching', (attacks.tag(steps=300, decay='cosine'),)),
     Stage('matching and moves', (attacks.lamp(steps=300, starts=20),)),
