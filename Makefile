@@ -1,7 +1,7 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
 # make audit-all   the same for 19 defenses and chains of them, some seven minutes: results/audit-all/report.html
 # make smoke   a few steps of that audit: does it run with this Python and the newest JAX that it can install
-# make test    the tests; make slow   the long ones, as many as fit into BUDGET minutes
+# make test    the tests in five minutes; make long   those of seconds each; make slow   of minutes, BUDGET in all
 # make frameworks   the tests that need PyTorch, Flower, Opacus or NVFlare; it installs them
 # make lint    ruff and mypy
 # make docs    the pages: docs/_build/html/index.html; make linkcheck   their links to other sites
@@ -24,7 +24,7 @@ DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rat
   clip_samples(norm=1)+graddefense(stddev=0.1);graddefense_step(stddev=0.1);outpost;concealment;$\
   prune(rate=0.7)+concealment;client_dp(norm=1,noise=0.01);dpsgd(norm=1,noise=0.01);ats;instahide
 
-.PHONY: audit audit-all smoke test slow frameworks lint docs linkcheck benchmark clean
+.PHONY: audit audit-all smoke test long slow frameworks lint docs linkcheck benchmark clean
 
 $(VENV)/.installed: setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -47,6 +47,9 @@ smoke: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL)
 
+long: $(VENV)/.installed
+	$(BIN)/python -m pytest $(PARALLEL) -m long
+
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow -s --budget=$(BUDGET)
 
@@ -57,7 +60,7 @@ $(VENV)/.frameworks: $(VENV)/.installed
 	@touch $@
 
 frameworks: $(VENV)/.frameworks
-	$(BIN)/python -m pytest $(PARALLEL) $(FRAMEWORKS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(FRAMEWORKS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

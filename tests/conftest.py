@@ -40,6 +40,9 @@ jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
 # XLA's emitters for fused loops take half of the seconds that it compiles, for programs of which tests run a few steps.
 QUICK_XLA = '--xla_cpu_use_fusion_emitters=false', '--xla_cpu_parallel_codegen_split_count=1'
 
+# Of these choices of tests none holds a slow one.
+QUICK = 'not slow and not long', 'not slow', 'long'
+
 # Tests compile much and compute little: without optimisations, programs compile in half the time.
 QUICK_JAX = {'jax_persistent_cache_min_compile_time_secs': 0.0, 'jax_disable_most_optimizations': True}
 
@@ -121,8 +124,8 @@ class Budget:
 
 
 def pytest_configure(config):
-  # Long runs compile as a user does, and so does `XLA_FLAGS= pytest`.
-  if config.option.markexpr == 'not slow' and 'XLA_FLAGS' not in os.environ:
+  # Slow tests compile as a user does, and so does `XLA_FLAGS= pytest`.
+  if config.option.markexpr in QUICK and 'XLA_FLAGS' not in os.environ:
     every = ' '.join(QUICK_XLA)
     os.environ['XLA_FLAGS'] = every if known_to_xla(every) else ' '.join(filter(known_to_xla, QUICK_XLA))
     os.environ['GRADLEAK_TEST_QUICK'] = '1'  # workers inherit both

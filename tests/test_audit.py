@@ -129,6 +129,7 @@ def test_a_report_of_a_diverged_trial_names_it(result, tmp_path):
   assert 'diverged at step 0' in (tmp_path / 'report.html').read_text('utf-8')
 
 
+@pytest.mark.long
 def test_defenses_changed_what_is_sent(linear):
   defenses = ['none', 'prune(rate=0)', 'clip(norm=inf)', 'prune(rate=0.9)', 'clip(norm=0.01)', 'gaussian(stddev=0.1)']
   found = audit(linear, defenses, {'guess': closed_form(draw)})
@@ -199,6 +200,7 @@ def test_rows_do_not_depend_on_the_trials_beside_them(result, linear):
   assert [without(row, *judged) for row in few.rows] == [without(row, *judged) for row in expected]
 
 
+@pytest.mark.long
 def test_starts_are_paired_across_defenses_and_differ_across_trials(linear):
   found = audit(linear, ['none', 'prune(rate=0.5)'], {'guess': closed_form(draw)}, trials=8)
   start = {defense: found.reconstructions['guess', defense][:, 0, 0, 0, 0] for defense in ('none', 'prune(rate=0.5)')}
@@ -207,6 +209,7 @@ def test_starts_are_paired_across_defenses_and_differ_across_trials(linear):
   assert len({*start['none'].tolist(), *controls}) == 16
 
 
+@pytest.mark.long
 def test_restarts_are_chosen_by_the_distance_and_the_oracle_stands_beside(linear):
   one = audit(linear, attacks={'guess': closed_form(draw)}, trials=8)
   four = audit(linear, attacks={'guess': closed_form(draw)}, trials=8, restarts=4)
@@ -395,6 +398,7 @@ def test_blank_images_are_recovered_and_counted():
   assert [row['verdict'] for row in closed] == ['inconclusive'] + ['exact'] * 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('controls', [4, 8])
 def test_a_flat_image_without_a_control_of_its_kind_may_be_exact(controls):
   digits = gl.data.load('digits', limit=60)
@@ -407,6 +411,7 @@ def test_a_flat_image_without_a_control_of_its_kind_may_be_exact(controls):
   assert all(math.isnan(value) for value in exact_alone([]))
 
 
+@pytest.mark.long
 def test_only_samples_that_nobody_else_has_are_identified():
   """One image of the batch stands in the gallery twice; an attack finds the other one alone."""
   digits = gl.data.load('digits', limit=240)
@@ -426,6 +431,7 @@ def test_only_samples_that_nobody_else_has_are_identified():
   assert (row['rank'], row['identified']) == (1, 1)
 
 
+@pytest.mark.long
 def test_faces_are_found_among_faces_however_many_are_attacked():
   gallery = gl.data.gallery('faces')
   model = gl.models.create('mlp(widths=8)', 2)
@@ -523,6 +529,7 @@ def test_noise_alone_is_no_success(result):
 # ---- a work directory
 
 
+@pytest.mark.long
 def test_a_result_names_all_versions_and_devices_of_its_parts(linear, tmp_path, monkeypatch):
   own = run.versions()
   settings = {'attacks': {'guess': closed_form(draw)}, 'workdir': tmp_path / 'new'}
@@ -589,6 +596,7 @@ def test_two_objects_may_bear_the_same_label(linear):
   np.testing.assert_allclose([row['change'] for row in found.rows], [0.5, 0.75], rtol=1e-6)
 
 
+@pytest.mark.long
 def test_what_is_claimed_follows_from_the_object_and_not_from_its_label(linear):
   """ε and citations of a label that belongs to another defense are not printed; those of the object are."""
   named = {
@@ -643,6 +651,7 @@ def test_a_folder_that_grows_before_it_is_finished_starts_its_attack_anew(linear
   assert [row['defense'] for row in grown.rows] == ['none', 'prune(rate=0.5)'] and len(grown.controls) == 8
 
 
+@pytest.mark.long
 def test_shares_with_nothing_to_attack_still_bring_their_control_runs(linear):
   some = {'only': {'prune(rate=0.5)': [0]}, 'controls': 3}
   found = [
@@ -676,6 +685,7 @@ def test_what_has_arrived_does_not_diverge_while_its_group_goes_on(linear):
   assert np.isfinite(jax.jit(attack.reconstruct)(state, observation).samples).all()
 
 
+@pytest.mark.long
 def test_methods_are_added_to_a_finished_work_directory(linear, tmp_path):
   """What is there is not run again, and the rows are those of one run of all."""
   whole = audit(linear, ['none', 'prune(rate=0.5)'], {'guess': closed_form(draw), 'again': closed_form(draw)})
@@ -691,6 +701,7 @@ def test_methods_are_added_to_a_finished_work_directory(linear, tmp_path):
     audit(linear, ['none'], both, workdir=folder)
 
 
+@pytest.mark.long
 def test_trials_are_added_to_a_finished_work_directory(linear, tmp_path):
   """As AutoLeak does, which attacks some trials alone, where a defense is added to it."""
   attack, defense = {'guess': closed_form(draw)}, 'prune(rate=0.5)'
@@ -730,6 +741,7 @@ def test_a_client_without_a_defense_is_said_to_have_none(linear, defenses, known
   assert granted.knowledge(group, attack).defense == known
 
 
+@pytest.mark.long
 def test_rounds_are_of_the_samples_of_their_trial(linear):
   """A mean of uploads of other samples would show a mixture."""
   attack = gl.attacks.wrap(divide, 'divide', reads=('weights',))

@@ -75,6 +75,7 @@ def as_torch(update):
   return {name.replace('kernel', 'weight'): x.T.copy() if x.ndim == 2 else x for name, x in named(update).items()}
 
 
+@pytest.mark.long
 def test_a_folder_belongs_to_the_version_of_an_attack(dense, tmp_path):
   def mine(client):
     return gl.attacks.dlg(steps=2)(client)
@@ -437,6 +438,7 @@ def test_the_example(tmp_path, monkeypatch, capsys):
   assert 'report: results/captured/report.html' in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'missing', ['bias', *(pytest.param(late, marks=pytest.mark.slow) for late in ('kernel', None))]
 )
@@ -451,6 +453,7 @@ def test_a_tensor_that_is_missing_is_not_compared(affine, missing):
   assert ('They are not compared' in ' '.join(found.warnings)) == (missing is not None)
 
 
+@pytest.mark.long
 def test_a_closed_form_without_labels_is_compared_where_the_bias_is_missing(dense):
   """The label is read from the weights then: as class 0, which a bias of zeros is read as, it would explain nothing."""
   for missing in (False, True):
@@ -669,6 +672,7 @@ def in_torch(module, leaf, values):
   return values.reshape(len(values), side, side, -1).transpose(0, 3, 2, 1)
 
 
+@pytest.mark.long
 def test_verdicts_of_an_auditor_who_owns_the_images(dense, tmp_path):
   options = {'attacks': [gl.attacks.fidel(), gl.attacks.csdlg_fast()], 'controls': 4, 'workdir': tmp_path / 'w'}
   found = dense.attack(dense.update(), truth=(dense.samples[:1], dense.targets[:1]), **options)
@@ -729,6 +733,7 @@ def test_a_truth_of_a_small_range_is_told(affine, monkeypatch):
     assert any(re.match(r'The truth uses \[0.*\] of \[0, 1\] alone', one) for one in told) == (scale == 255)
 
 
+@pytest.mark.long
 def test_a_defense_may_be_a_text(affine):
   attack = [gl.attacks.csdlg_fast()]
   update = affine.update()

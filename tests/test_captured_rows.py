@@ -65,6 +65,7 @@ def shown(case, sample):
   return [piece.text for piece in case.kind.marked(sample, None)]
 
 
+@pytest.mark.long
 def test_a_row_without_a_truth_is_read_in_words(rows, tmp_path):
   found = rows.attack(rows.of(1), attacks=[gl.attacks.fidel()], workdir=tmp_path / 'run')
   (one,) = found.inversions
@@ -106,6 +107,7 @@ def test_shares_of_a_relaxed_row_tell_how_sure_a_category_is(rows):
   assert 'sure to' not in marked.line(rows.kind.marked(rows.private.samples[0], None))
 
 
+@pytest.mark.long
 def test_a_text_without_a_truth_is_read_in_words(notes):
   found = notes.attack(notes.of(1), attacks=[gl.attacks.span()])
   (one,) = found.inversions
@@ -210,6 +212,7 @@ def test_an_update_under_the_names_of_hugging_face(kind, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, gl.read_update(tmp_path / 'ours.npz', case.model, case.variables), update)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['diabetes', 'notes'])
 def test_the_program_takes_the_columns_or_the_tokens_of_a_dataset(name, rows, notes, tmp_path):
   case = rows if name == 'diabetes' else notes
@@ -258,6 +261,7 @@ def test_rows_that_do_not_fit_the_columns_are_told(rows, fields, said):
   assert all(one in report.captured_table(found) for one in told)
 
 
+@pytest.mark.long
 def test_pixels_beyond_their_range_are_told():
   data = gl.data.load('digits', limit=1)
   model = gl.models.mlp(10, widths=64)

@@ -222,6 +222,7 @@ def test_alarms_of_a_correct_defense(scenario):
 FACTORIES = {'client_dp': gl.defenses.client_dp, 'dpsgd': gl.defenses.dpsgd}
 
 
+@pytest.mark.long
 def test_correct_mechanisms_are_consistent(scenario):
   """In the relation 'replace one' for ε of 1, 8 and 50, and bounds that are not vacuous where uploads are few."""
   given = {f'{name} {e}': make(norm=0.5, noise=NOISE[e]) for e in (8, 50) for name, make in FACTORIES.items()}
@@ -264,6 +265,7 @@ def test_replacement_by_zeros_and_rounds(scenario):
     assert row['measured'] > {ANY: 0.05, GAUSSIAN: 0.5}[method] * row['stated'], (label, method)
 
 
+@pytest.mark.long
 def test_local_epochs_release_an_example_once_each():
   local = gl.scenario(
     gl.models.mlp(4, widths=6), images(24), np.arange(24) % 4, key=jax.random.key(0), share='delta', local_epochs=4
@@ -321,6 +323,7 @@ def test_own_samples_show_something(scenario):
     assert 0.1 * own[name, GAUSSIAN]['stated'] < own[name, GAUSSIAN]['measured']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['rows', pytest.param('texts', marks=pytest.mark.slow)])
 def test_rows_of_a_table_and_texts_show_what_images_do(kind):
   if kind == 'rows':
@@ -441,6 +444,7 @@ def test_noise_that_is_reused_in_rounds(scenario):
   assert set(verdicts(twice).values()) == {'broken'}
 
 
+@pytest.mark.long
 def test_sensitivity_that_is_off_by_two(scenario):
   """The ε of 'replace by zeros' is stated for 'replace one', in which the sum moves twice as far."""
   for name, make in FACTORIES.items():
@@ -535,6 +539,7 @@ def test_a_run_goes_on_and_is_written(scenario, tmp_path, monkeypatch):
   assert 'replace one' in table and '95 %' in table
 
 
+@pytest.mark.long
 def test_a_folder_that_grows_tells_labels_apart_that_differ_in_case_alone(scenario, tmp_path):
   noisy, noisier = (gl.defenses.client_dp(norm=1, noise=noise) for noise in (1, 4))
   settings = {'uploads': 64, 'progress': 'none'}

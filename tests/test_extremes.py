@@ -36,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('attack', ['fidel', pytest.param('dlg', marks=pytest.mark.slow)])
 def test_what_breaks_an_attack_protects_nobody(case, attack, small_images):

@@ -103,6 +103,7 @@ def test_a_program_ends_on_one_line_and_the_next_one_goes_on(workdir, monkeypatc
 # ---- checkpoints, trainings and sweeps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('function', 'number'),
   fast_where(

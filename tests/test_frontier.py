@@ -61,6 +61,7 @@ def found(call):
     return call[0]()
 
 
+@pytest.mark.long
 def test_each_defense_is_trained_and_attacked(found, digits):
   labels = list(found.trained)
   assert labels[:2] == ['none', 'topk(ratio=0.1)'] and 'compensation(' in labels[2]
@@ -75,6 +76,7 @@ def test_each_defense_is_trained_and_attacked(found, digits):
   assert [(leak.defense, leak.round) for leak in found.leakage] == [(one, at) for at in (0, 2) for one in labels]
 
 
+@pytest.mark.long
 def test_a_defense_at_the_server_acts_on_the_mean_and_not_on_the_upload(found):
   _, sparse, compensated = found.trained
   params = found.trained
@@ -82,6 +84,7 @@ def test_a_defense_at_the_server_acts_on_the_mean_and_not_on_the_upload(found):
   assert found.methods['defenses'][compensated]['places'] == ['upload', 'round']
 
 
+@pytest.mark.long
 def test_the_page_and_a_second_call(found, call):
   make, folder = call
   report.write(found, folder)
@@ -123,6 +126,7 @@ def test_accuracy_is_measured_at_even_distances_and_at_the_end(call, monkeypatch
     assert [row['round'] for row in one.rows if 'accuracy' in row] == [2, 4, 5]
 
 
+@pytest.mark.long
 def test_costs_are_read_of_trainings_that_had_attacks(found, call):
   """The folder of the audit is no training; what was trained stands in a list."""
   folder = call[1]
@@ -131,6 +135,7 @@ def test_costs_are_read_of_trainings_that_had_attacks(found, call):
   assert costs.task_of(folder) == {'model': 'linear', 'dataset': 'custom', 'init': None, 'weights': None}
 
 
+@pytest.mark.long
 def test_rounds_that_were_lost_or_edited_are_refused(found, call):
   make, folder = call
   path = folder / '00-none' / 'rounds.jsonl'
@@ -149,6 +154,7 @@ def test_rounds_that_were_lost_or_edited_are_refused(found, call):
     path.write_text(''.join(lines))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
@@ -203,6 +209,7 @@ def test_a_use_that_a_frontier_does_not_have_is_refused(call, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_clients_are_given_as_lists_of_their_samples(found):
   sizes = [len(part) for part in found.partition]
   assert sizes == [10] * 4 and len(np.unique(np.concatenate(found.partition))) == 40

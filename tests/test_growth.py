@@ -50,6 +50,7 @@ SAME_EVIDENCE = {'csdlg': gl.attacks.csdlg(steps=1), 'bayes': gl.attacks.bayes(s
 ORDERS = [('csdlg', 'bayes'), ('bayes', 'csdlg')]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('names', ORDERS)
 def test_attacks_that_read_the_same_and_use_different_noise_have_all_their_rows(scenario, names):
   attacks, settings = {name: SAME_EVIDENCE[name] for name in names}, AuditSettings(controls=2)
@@ -76,12 +77,14 @@ def test_attacks_that_read_the_same_have_the_same_rows_in_any_order(scenario, tm
   assert again.resumed and about(again) == first
 
 
+@pytest.mark.long
 def test_equal_defenses_under_two_labels_share_their_control_runs(scenario):
   noise = {name: gl.defenses.gaussian(stddev=0.01) for name in 'ab'}
   found = about(audit(scenario, noise, [gl.attacks.bayes(steps=1, components=2)], num_trials=1))
   assert len(set(found)) == len(found) == 2 * 2 + 2 * 2
 
 
+@pytest.mark.long
 def test_a_defense_that_is_called_as_the_control_runs_has_its_own_rows(scenario, tmp_path):
   attack, defenses = [gl.attacks.csdlg(steps=1)], [None, gl.defenses.null_gradient()]
   first = audit(scenario, defenses[:1], attack, workdir=tmp_path)
@@ -91,6 +94,7 @@ def test_a_defense_that_is_called_as_the_control_runs_has_its_own_rows(scenario,
   assert {row['trial'] for row in grown.rows if row['defense'] == 'null_gradient'} == {0, 1}
 
 
+@pytest.mark.long
 def test_shares_have_the_control_runs_of_noise_that_others_meet(scenario, tmp_path):
   attack, defenses = (
     [gl.attacks.bayes(steps=1, components=2)],
@@ -108,6 +112,7 @@ SWEEPS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', SWEEPS)
 def test_an_attack_is_added_in_front(scenario, tmp_path, name):
   old, new = SWEEPS[name]
@@ -134,6 +139,7 @@ def own(value):
   return mine
 
 
+@pytest.mark.long
 def test_attacks_that_no_name_tells_apart_keep_their_rows(scenario, tmp_path):
   attacks = {name: own(value) for name, value in (('old', 0.1), ('new', 0.9))}
   audit(scenario, [None], {'old': attacks['old']}, workdir=tmp_path)
@@ -143,6 +149,7 @@ def test_attacks_that_no_name_tells_apart_keep_their_rows(scenario, tmp_path):
   assert rows(grown) == rows(audit(scenario, [None], attacks))
 
 
+@pytest.mark.long
 def test_parts_of_one_name_give_each_its_own(scenario, tmp_path, monkeypatch):
   attacks = {name: own(value) for name, value in (('old', 0.1), ('new', 0.9))}
   monkeypatch.setattr(sys.modules['gradleak.audit.run'], '_name', lambda group, variant: 'same')
@@ -151,6 +158,7 @@ def test_parts_of_one_name_give_each_its_own(scenario, tmp_path, monkeypatch):
   assert rows(grown) == rows(audit(scenario, [None], attacks))
 
 
+@pytest.mark.long
 def test_a_process_waits_for_rows_that_another_adds_to_its_part(scenario, tmp_path):
   attacks = [gl.attacks.csdlg(steps=1, tv=tv) for tv in (0.1, 0.2)]
   for index in range(2):
@@ -173,6 +181,7 @@ def signed(mean=None):
   return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+@pytest.mark.long
 def test_a_simulated_defense_is_that_of_the_audit_and_not_of_the_one_before(scenario):
   """Programs are kept for equal arguments, by what arrays hold."""
 
@@ -208,6 +217,7 @@ def test_a_private_sample_among_the_public_ones_is_refused_before_anything_runs(
   assert audit(known, [None], [gl.attacks.csdlg(steps=1)], controls=1).rows  # which uses none of them
 
 
+@pytest.mark.long
 def test_rows_that_are_equal_by_chance_are_no_leak_of_the_private_ones():
   rng = np.random.default_rng(0)
   told = gl.data.table({'sex': rng.choice(['f', 'm'], 400), 'work': rng.choice(list('abc'), 400)}, np.arange(400) % 2)

@@ -380,7 +380,10 @@ def test_a_record_that_contains_itself_is_refused_and_scalars_are_plain():
     (lambda: audit(defenses={'a\ud800': NOISE}), 'the label of the defense'),
     (lambda: audit(settings={}), 'settings is {}, expected AuditSettings'),
     (lambda: audit(adaptive_attacks='masked'), 'adaptive_attacks is'),
-    (lambda: audit(defenses=[gl.defenses.prune(rate=0.9)], adaptive_attacks=['maskd']), "'maskd'; did you mean 'masked'?"),
+    (
+      lambda: audit(defenses=[gl.defenses.prune(rate=0.9)], adaptive_attacks=['maskd']),
+      "'maskd'; did you mean 'masked'?",
+    ),
     (lambda: audit(adaptive_attacks=['masked']), "names 'masked', and no attack here has an adaptive attack to any"),
     (lambda: audit(progress=3), 'progress'),
     (lambda: audit(workdir=3), 'the work directory is 3'),

@@ -54,6 +54,7 @@ def identify(scenario, defenses, trials=8, **changes):
   return gl.identify(jax.random.key(1), scenario, defenses, trials, progress='none', **changes)
 
 
+@pytest.mark.long
 def test_under_gaussian_noise_it_is_right_as_often_as_the_optimal_test():
   """Between two candidates the optimal test is right with probability Φ(d / 2σ), for updates a distance d apart."""
   rng, trials = np.random.default_rng(0), 600
@@ -91,6 +92,7 @@ def test_without_a_defense_one_upload_is_enough(scenario):
   assert found.config['listed'] > 100
 
 
+@pytest.mark.long
 def test_noise_ranks_originals_first_as_often_as_chance(scenario, tmp_path):
   """Of 48 uploads of noise one in some 150 is first by chance; noise changes no figure of the uploads beside it."""
   defenses = [None, D.fragmentation(ratio=0.5)]
@@ -108,6 +110,7 @@ def test_noise_ranks_originals_first_as_often_as_chance(scenario, tmp_path):
   assert any('uploads of noise' in note for note in gl.report.identification.notes(found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('defense', [D.topk(ratio=0.05), D.chain(D.topk(ratio=0.05), D.gaussian(stddev=0.01))])
 def test_noise_does_not_choose_the_entries_of_its_trial(scenario, defense):
   """Which entries top-k sends tells of the trial: noise on them was ranked first in 59 of 60 cases."""
@@ -203,6 +206,7 @@ def test_a_clip_behind_the_noise_is_no_density_though_it_equals_the_one_before(s
   assert likelihood.expected(bind(defense, scenario.context), scenario.context, 1).model == 'draws'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('defense', 'model', 'least'),
   [pytest.param(*each, marks=[pytest.mark.slow] * (i in ALIKE)) for i, each in enumerate(ASSUMED)],
@@ -241,6 +245,7 @@ def test_a_client_that_draws_is_simulated_several_times(digits, scenario, defens
   assert sum(batch.identified(*[row['defense'] for row in batch.rows][:1])[:1]) >= 3
 
 
+@pytest.mark.long
 def test_pure_noise_finds_nobody(scenario):
   found = identify(scenario, [D.gaussian(stddev=1000.0)], candidates=150)
   for statistic in (*identification.STATISTICS, identification.COMBINED):
@@ -248,6 +253,7 @@ def test_pure_noise_finds_nobody(scenario):
   assert np.mean([row['posterior'] for row in found.rows if row['statistic'] == 'likelihood']) < 0.05
 
 
+@pytest.mark.long
 def test_more_uploads_of_random_noise_tell_more(scenario):
   defense = D.gaussian(stddev=0.3)
   one, several = (identify(scenario, [defense], rounds=rounds) for rounds in (1, 32))
@@ -301,6 +307,7 @@ def test_a_version_of_ones_own_defense_is_another_part(scenario, tmp_path):
   assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 2
 
 
+@pytest.mark.long
 def test_uploads_are_made_once_for_all_lists(scenario, monkeypatch):
   made, uploads = [], identification._Run._uploads
   monkeypatch.setattr(identification._Run, '_uploads', lambda *given: made.append(1) or uploads(*given))
@@ -473,6 +480,7 @@ def test_candidates_of_another_kind_do_not_count():
   assert (row['rank'], row['candidates']) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_folder_keeps_the_group_size_that_it_began_with(scenario, tmp_path):
   whole = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, group_size=3)
   identify(scenario, [None], 2, candidates=20, group_size=3, workdir=tmp_path)
@@ -599,6 +607,7 @@ def test_the_first_sentence_follows_from_the_counts(scenario):
   assert f'0 of 4 originals are at rank 1 among {among} others under prune(rate=0.5), which hides most' in told
 
 
+@pytest.mark.long
 def test_the_program_writes_a_page_and_a_table(tmp_path):
   what = '--dataset=digits', '--model=mlp(widths=16)', '--trials=4', '--candidates=60', '--progress=none'
   done = programs.start(

@@ -131,6 +131,7 @@ def test_a_captured_update_is_attacked_by_one_at_a_time(held, tmp_path):
     gl.attack(jax.random.key(0), model, variables, variables['params'], attacks=[gl.attacks.csdlg(steps=1)], **options)
 
 
+@pytest.mark.long
 def test_a_second_process_is_told_of_the_first_and_a_kill_frees_the_folder(held, tmp_path):
   first = held()
   told = rf'new is in use by process {first.pid} on \S+: wait for its end'

@@ -39,12 +39,14 @@ def rows(result, attack, defense):
   return [row for row in result.rows if (row['attack'], row['defense']) == (attack, defense)]
 
 
+@pytest.mark.long
 def test_rows_stand_in_the_order_of_the_attacks(result):
   assert list(dict.fromkeys(row['attack'] for row in result.rows)) == ATTACKS
   assert [row['trial'] for row in rows(result, 'fidel', 'none')] == [0, 1, 2]
   assert len(result.controls) == len(ATTACKS) * 4 and result.truth.shape == (3, 4, 8, 8, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('attack', ['imprint(bins=32)', 'fidel'])
 def test_closed_forms_reveal_images_and_noise_hides_them(result, attack):
   bare, noisy = rows(result, attack, 'none'), rows(result, attack, 'gaussian(stddev=100)')
@@ -62,6 +64,7 @@ def test_closed_forms_reveal_images_and_noise_hides_them(result, attack):
   assert exact > 50
 
 
+@pytest.mark.long
 def test_peeling_certifies_images_and_labels(result):
   found = rows(result, 'peeling', 'none')
   assert sum(row['revealed'] for row in found) >= 10 and max(row['label_correct'] for row in found) == 1
@@ -104,6 +107,7 @@ def test_spear_stands_in_the_same_rows(scenario):
   assert sum(row['revealed'] for row in bare) > 0 == sum(row['revealed'] for row in noisy)
 
 
+@pytest.mark.long
 def test_a_malicious_server_is_said_to_be_one(result):
   assert {row['attack']: row['tier'] for row in result.rows}['imprint(bins=32)'] in 'FG'
   assert 'The server is malicious: it sends a modified model.' in result.threat_models['imprint(bins=32)']
@@ -111,6 +115,7 @@ def test_a_malicious_server_is_said_to_be_one(result):
   assert {row['labels'] for row in rows(result, 'fidel', 'none')} == {'unused'}
 
 
+@pytest.mark.long
 def test_the_report_counts_images_shown_fully(result):
   text = page.render(result)
   assert 'of 4 fully' in text and 'correlates with the private one by at least 0.98' in text
@@ -137,6 +142,7 @@ def test_a_network_that_does_not_begin_dense_is_named(scenario):
     audit(convolutional, ['fidel'], 1)
 
 
+@pytest.mark.long
 def test_the_client_could_have_seen_it(result):
   assert result.inspections['fidel'] == result.inspections['peeling'] == []
   assert any('weights of another unit' in text for text in result.inspections['imprint(bins=32)'])

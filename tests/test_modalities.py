@@ -110,6 +110,7 @@ def test_a_page_a_table_and_pictures_are_made_of_it(result, tmp_path):
   assert (tmp_path / 'grid.png').stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_the_folder_is_read_again(result, scenario, tmp_path):
   gl.audit(jax.random.key(1), scenario, [None], [RECOVERS], 1, controls=2, workdir=tmp_path, progress='none')
   found = gl.load(tmp_path)

@@ -159,6 +159,7 @@ def test_a_loaded_result_is_the_one_in_memory(finished, tmp_path):
     assert (tmp_path / 'memory' / name).read_bytes() == (tmp_path / 'disk' / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_page_is_written_from_a_path(finished, folder, tmp_path):
   report.write(finished[0], tmp_path / 'memory')
   report.write(str(folder))
@@ -241,6 +242,7 @@ class Killed(BaseException):
   """What kills a run while it writes."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'last', ['rows.jsonl', 'result.json', *(pytest.param(name, marks=pytest.mark.slow) for name in FILES[1:-1])]
 )

@@ -212,6 +212,7 @@ def test_each_setting_is_attacked_on_the_same_images(found):
   assert verdicts(found)['labels'] == 'not shown'
 
 
+@pytest.mark.long
 def test_the_page_and_a_second_call(found, call):
   make, folder = call
   gl.report.write(found, folder)

@@ -391,6 +391,7 @@ def test_marked_cells_say_what_is_right(schema):
   assert kind.sensitive == {'income'} and kind.picture(rows[0]).shape == (2, 3, 1)
 
 
+@pytest.mark.long
 def test_closed_forms_read_rows_behind_a_standardisation(mixed):
   test = mixed['test']
   schema = tables.from_json(test.settings['schema'])
@@ -516,6 +517,7 @@ def test_the_attack_on_regression_returns_certified_rows_alone():
   assert one.labels[~one.empty].tolist() == targets.argmax(axis=1)[apart.argmin(axis=1)].tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('attack', ['linear', 'fidel'])
 def test_closed_forms_read_the_rows_that_a_network_standardises_itself(attack):
   values = np.random.default_rng(0).normal(50, 20, size=(60, 5))
@@ -528,6 +530,7 @@ def test_closed_forms_read_the_rows_that_a_network_standardises_itself(attack):
   assert row['revealed'] == number and row['cells'] == 1
 
 
+@pytest.mark.long
 def test_an_upload_of_regression_that_is_not_finite_has_diverged():
   data = gl.data.table(np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 5, split='train')
   given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
@@ -613,6 +616,7 @@ def test_what_is_of_images_alone_is_refused(scenario):
     audit(other, [gl.attacks.tableak()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'spec',
   [

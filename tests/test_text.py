@@ -30,6 +30,7 @@ def result(scenario, tmp_path_factory):
   return found, folder
 
 
+@pytest.mark.long
 def test_notes_are_read_and_noise_hides_them(result):
   found, _ = result
   by = {defense: [row for row in found.rows if row['defense'] == defense] for defense in found.config['defenses']}
@@ -41,6 +42,7 @@ def test_notes_are_read_and_noise_hides_them(result):
   assert all(one.dtype == np.int32 for one in found.reconstructions.values())
 
 
+@pytest.mark.long
 def test_rows_have_the_columns_of_texts(result):
   found, _ = result
   kind = of_config(found.config)
@@ -51,6 +53,7 @@ def test_rows_have_the_columns_of_texts(result):
   assert all(row['flat'] == 0 and row['labels'] == 'unused' for row in found.rows)
 
 
+@pytest.mark.long
 def test_a_page_and_a_table_are_made_of_it(result, tmp_path):
   found, folder = result
   table = gl.report.terminal_table(found)
@@ -89,6 +92,7 @@ def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
   assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(sent.update))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'settings',
   [
@@ -144,6 +148,7 @@ def test_a_scenario_of_other_samples_is_refused():
     texts.scenario(gallery=np.zeros((3, texts.LENGTH), np.float32))
 
 
+@pytest.mark.long
 def test_accuracy_of_tokens_is_counted_by_hand(scenario):
   from gradleak.federated import simulation
 

@@ -504,6 +504,7 @@ def test_what_an_audit_grants_is_what_it_says(linear, knowledge, attackers):
   assert {row['knowledge'] for row in result.rows} == attackers
 
 
+@pytest.mark.long
 def test_what_is_not_random_of_outpost_is_simulated(context, gradient, small_images):
   """The client that is simulated prunes; a sample's own upload is then nearer to it than to the bare gradient."""
   found = adaptive_attacks('outpost(noise=0.0)', context)['simulated']
@@ -713,6 +714,7 @@ def test_what_compression_sends_late_is_divided_by_its_factor(context, gradient)
   assert 'decoded' not in adaptive_attacks(text, context)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('changes', 'text'),
   [

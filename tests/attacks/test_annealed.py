@@ -149,6 +149,7 @@ def test_the_default_is_annealed_for_one_step_of_a_network_with_max_pools(monkey
   assert name(small) == 'ladder'
 
 
+@pytest.mark.long
 def test_a_known_noise_ends_no_search_while_the_softness_falls(seen):
   client, observation, _ = seen
   loud = dataclasses.replace(observation, noise=jnp.float32(1e6))  # any distance is near enough

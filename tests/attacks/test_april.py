@@ -50,6 +50,7 @@ def noisy(observation, share):
   return Observation(**{**vars(observation), 'update': structure.unflatten(added)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'local', 'channels'),
   [
@@ -80,6 +81,7 @@ def test_noise_and_a_batch_degrade_it_and_neither_breaks_it(images):
   assert not np.asarray(read(client, nothing).samples).any()
 
 
+@pytest.mark.long
 def test_more_patches_than_features_are_not_determined(images):
   found = read(*sent(images[:1], 'vit_tiny(patch=2,depth=1,width=48)'))  # 64 patches
   assert np.isfinite(found.samples).all() and psnr(found.samples, images[:1]) < 40

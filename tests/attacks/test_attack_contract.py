@@ -294,6 +294,7 @@ def check_together(name, alone):
   assert not np.array_equal(together.samples[0], together.samples[1])
 
 
+@pytest.mark.long
 @every_attack
 def test_compiled_with_others_it_gives_what_it_gives_alone(name):
   check_together(name, by_steps)

@@ -123,6 +123,7 @@ def test_control_runs_bear_the_noise_that_the_prior_is_weighed_by():
   assert verdicts <= {'nothing seen', 'inconclusive'}
 
 
+@pytest.mark.long
 def test_control_runs_under_known_noise_have_the_norms_of_what_the_defense_sends():
   data = gl.data.load('digits', 'test', limit=4)
   scenario = gl.scenario(

@@ -41,6 +41,7 @@ def test_the_decoder_shows_images_of_a_batch_and_noise_hides_them(found):
   assert {row['tier'] for row in found.rows} == {'D'} and {row['verdict'] for row in bare} <= {'exact', 'recognisable'}
 
 
+@pytest.mark.long
 def test_it_learns_once_and_from_public_data_alone(convolutional):
   attack = gl.attacks.fidel_decoder(steps=2)
   key = jax.random.key(3)
@@ -138,6 +139,7 @@ def test_no_labels_are_claimed(digits):
   assert row['labels'] == 'unused' and row['label_correct'] is None
 
 
+@pytest.mark.long
 def test_nothing_is_nothing(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   observation = sent(scenario)

@@ -224,6 +224,7 @@ def seen_by(model, batch_norm='train'):
   return client, Observation(variables, update, np.zeros((1, 4)), Knowledge(labels='unused'), image.shape, 4), image
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', NORMS)
 def test_a_norm_behind_the_first_dense_layer_does_not_hide_it(name):
   """The layer that follows takes as many features as the image has pixels: nothing but the rows would tell."""
@@ -233,6 +234,7 @@ def test_a_norm_behind_the_first_dense_layer_does_not_hide_it(name):
   np.testing.assert_allclose(found[0], image[0], atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_matrix_of_the_whole_network_that_is_used_last_hides_nothing():
   class Net(nn.Module):
     @nn.compact

@@ -55,6 +55,7 @@ def test_every_neuron_is_returned_and_shows_more_than_the_surest(sent):
   assert revealed(every, images) > revealed(surest, images)
 
 
+@pytest.mark.long
 def test_without_the_bias_gradient_the_sign_is_that_of_an_image(sent):
   """Scale is lost; the sign of a single image is positive. Images are counted by the absolute correlation."""
   update, images = sent[1]

@@ -259,6 +259,7 @@ def test_the_denoiser_is_a_force_without_its_own_slope():
   np.testing.assert_allclose(slope, 3.0 * removed / 4 / size, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_denoiser_pulls_images_to_its_own(linear, seen):
   """Where an update says nothing, the images are what a denoiser leaves; objectives at the truth have its term."""
   observation, image = seen

@@ -49,6 +49,7 @@ def test_a_digit_is_recovered_and_noise_shows_none(client, observe, small_images
   assert not np.allclose(latents[0], 0) and np.array_equal(latents[0], latents[1])
 
 
+@pytest.mark.long
 def test_an_evolution_without_a_finite_objective_has_diverged(client, observe, small_images):
   images, labels = small_images
   seen = observe(images[:1], labels[:1])
@@ -62,6 +63,7 @@ def test_an_evolution_without_a_finite_objective_has_diverged(client, observe, s
   assert np.isnan(found.samples).all()
 
 
+@pytest.mark.long
 def test_a_generator_of_ones_own_is_descended_by_hand(client, observe, small_images):
   images, labels = small_images
   seen = observe(images[:2], labels[:2])

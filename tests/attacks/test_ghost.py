@@ -50,6 +50,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'name', [pytest.param(name, marks=[pytest.mark.slow] * (name == 'copied patches')) for name in NETWORKS]
 )
@@ -77,6 +78,7 @@ def test_products_and_their_gradients_are_those_of_the_whole_gradient(name):
     np.testing.assert_allclose(ours, theirs, atol=2e-4 * float(jnp.max(jnp.abs(theirs))))
 
 
+@pytest.mark.long
 def test_weights_of_tensors_and_lanes():
   client, variables, images, labels = problem(NETWORKS['dense'](), 8)
   simulated = jax.jit(lambda images: client.gradient(variables, images, labels))
@@ -95,6 +97,7 @@ def test_weights_of_tensors_and_lanes():
   assert abs(float(ghost.cosine(unweighted[0]))) < 1e-5 and float(ghost.cosine(unweighted[1])) == 1
 
 
+@pytest.mark.long
 def test_second_derivatives_of_products():
   client, variables, images, labels = problem(models.create('mlp(widths=32,activation=tanh)', 5, init='default'), 8, 1)
   observed = jax.jit(client.gradient)(variables, images[0], labels)

@@ -69,6 +69,7 @@ def test_without_a_descent_a_rung_is_csdlg_at_its_weight(seen):
     np.testing.assert_allclose(found.objective_start, alone[0].objective_start, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_rung_starts_smoother_than_it_ends(seen):
   """All rungs start alike, so that the last is reported first: its weight is 100-fold, then less in each step."""
   client, observation = seen
@@ -93,6 +94,7 @@ def test_the_objective_of_a_search_that_does_not_move_is_that_of_its_start(seen,
   np.testing.assert_allclose(found.objective, found.objective_start, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_rung_that_diverges_leaves_the_others(seen):
   client, observation = seen
   attack = attacks.ladder(rungs=2, steps=3)(client)

@@ -72,6 +72,7 @@ def found(run):
   return run([None, CLIPPED_NOISE])
 
 
+@pytest.mark.long
 def test_who_learns_through_the_defense_sees_more(found):
   defense = str(CLIPPED_NOISE)
   found, learned_under = found
@@ -140,6 +141,7 @@ def test_uploads_that_take_long_tell_how_far_they_are(honest, tmp_path, monkeypa
   }
 
 
+@pytest.mark.long
 def test_what_is_done_is_not_learned_again(run, found):
   again, learned_under = run([None, CLIPPED_NOISE])
   assert again.rows == found[0].rows and learned_under == []

@@ -48,6 +48,7 @@ def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
     distances.as_distance('l3')
 
 
+@pytest.mark.long
 def test_total_variation_and_magnitudes_do_not_move_what_is_level():
   flat = jnp.full((1, 4, 4, 1), 0.5)
   for term in (terms.total_variation, terms.roughness):
@@ -81,6 +82,7 @@ def test_layer_weights_follow_the_forward_order(network):
   assert float(early['Conv_0']['kernel']) > float(early['Dense_0']['kernel']) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name,settings,mode,least', [
   pytest.param('dga', {'steps': 150}, 'known', 60, marks=pytest.mark.slow),
   pytest.param('idlg', {'steps': 150}, 'inferred', 60, marks=pytest.mark.slow),
@@ -121,6 +123,7 @@ def test_the_objective_at_the_truth_is_zero_without_a_defense(client, observe, s
   assert float(objective(observation, jnp.asarray(images[2:4]), onehot)) > 1e-2
 
 
+@pytest.mark.long
 def test_step_equals_the_textbook_step(client, observe, small_images):
   """One step of csDLG in its published form, with the gradient of the whole chain written out."""
   images, labels = small_images
@@ -280,6 +283,7 @@ def test_distances_of_directions_and_their_floor_keep_their_digits_near_the_opti
   np.testing.assert_allclose(floor, angle**2 / 2, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_lbfgs_on_the_cosine_distance_descends_beyond_the_rounding_of_a_cosine(client, observe, small_images):
   """It stalled where the line search saw steps of 6e-8 in the distance."""
   images, labels = small_images

@@ -128,6 +128,7 @@ def test_a_model_and_a_client_of_this_package(digits):
   assert len(check_certified(found, images, labels)) >= 3
 
 
+@pytest.mark.long
 def test_a_network_that_normalises_its_pixels(digits):
   images, labels = digits[0][:6].reshape(6, 8, 8, 1).astype(np.float32), digits[1][:6].astype(np.int32)
   model = models.create('mlp(widths=128-64)+normalised(pixels=mnist)', 10, init='default')

@@ -37,6 +37,7 @@ def test_pixels_in_another_order_are_refused(turned, attack):
     attacked(turned, attack)
 
 
+@pytest.mark.long
 def test_pixels_in_their_order_are_read():
   assert all(row['psnr'] > 60 for row in attacked('as they are', gl.attacks.fidel()).rows)
   assert len(attacked('shifted', gl.attacks.fidel()).rows) == 2

@@ -100,6 +100,7 @@ def correlation(a, b):
   return np.corrcoef(np.ravel(a), np.ravel(b))[0, 1]
 
 
+@pytest.mark.long
 def test_stages_compute_what_the_network_does(digits):
   client, seen = observed(digits, Small(2))
   net, params = stages.stages(client.model, seen.variables, (8, 8, 1)), by_path(seen.variables['params'])
@@ -261,6 +262,7 @@ def test_a_scale_is_read_from_the_channels_that_agree():
   assert peeling._ratio(x, np.zeros(6)) == 0
 
 
+@pytest.mark.long
 def test_the_equations_hold_at_the_truth_and_not_beside_it(digits):
   client, seen = observed(digits, Small(2))
   net = stages.stages(client.model, seen.variables, (8, 8, 1))
@@ -306,6 +308,7 @@ def near(found, truth):
   return np.linalg.norm(found - truth) < 1e-4 * np.linalg.norm(truth)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('pool', ['own', 'flax', pytest.param('overlapping', marks=pytest.mark.slow)])
 def test_a_max_pool_is_a_part_of_the_stage_before_it(digits, pool):
   pools = {
@@ -339,6 +342,7 @@ def test_a_max_pool_is_a_part_of_the_stage_before_it(digits, pool):
   assert jnp.linalg.norm(soft - exact) > 0.1 * jnp.linalg.norm(exact)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('norm', [True, False])
 def test_maps_come_back_without_shortcuts(digits, norm, monkeypatch):
   """Behind BatchNorm the scale of a map is that of the shift before; without a norm, that of the map behind."""
@@ -348,6 +352,7 @@ def test_maps_come_back_without_shortcuts(digits, norm, monkeypatch):
   assert near(found.maps[1], truth[1]) and near(found.maps[2], truth[2])
 
 
+@pytest.mark.long
 def test_a_map_comes_back_through_a_stride_that_hides_constants(digits, monkeypatch):
   client, seen = observed(digits, Small(stride=2))
   net_of = peeling._network(client.model, (8, 8, 1), True)
@@ -396,6 +401,7 @@ def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkey
   assert found.image is None and len(found.maps) == 1
 
 
+@pytest.mark.long
 def test_what_is_not_sent_is_no_gradient_of_zero(digits, monkeypatch):
   client, seen = observed(digits, Small(2), frozen=('block0',))
   searched = []
@@ -447,6 +453,7 @@ def test_an_image_comes_back_where_a_part_is_not_sent(digits, frozen):
   assert correlation(attacked(client, seen, iterations=2).samples, digits[0][0]) > 0.9
 
 
+@pytest.mark.long
 def test_an_image_comes_back_through_two_blocks(digits):
   client, seen = observed(digits, Small(2))
   found = attacked(client, seen)
@@ -455,6 +462,7 @@ def test_an_image_comes_back_through_two_blocks(digits):
   assert np.argmax(ranking) == 0 and ranking[0] > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('blocks', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_noise_of_the_same_norm_gives_nothing(digits, blocks):
   """Of two blocks the equations of the last but one contradict each other, and no image is searched."""

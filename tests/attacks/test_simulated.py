@@ -73,6 +73,7 @@ def test_a_surrogate_lies_between_the_models_and_nearer_than_the_first(problem):
   assert float(place) < 0  # downhill is towards the middle
 
 
+@pytest.mark.long
 def test_assumptions_about_the_training_change_the_simulation_alone(problem):
   client, seen, images = problem
   exact = distance(client, seen, images)

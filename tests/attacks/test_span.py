@@ -77,24 +77,28 @@ def rounded(update):
   return jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), update)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('change', [None, rounded, noisy])
 def test_a_decoder_is_read_exactly_without_a_tolerance(change):
   ids, labels = batch(2, 8)
   assert attacked(*observed(GPT, ids, labels, change=change)) == expected(ids)
 
 
+@pytest.mark.long
 def test_queries_keys_and_values_apart_and_the_mean_of_tokens():
   ids, labels = batch(2, 8, seed=1)
   spec = GPT.replace('padding', 'fused=False,head=mean,padding')
   assert attacked(*observed(spec, ids, labels)) == expected(ids)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('head', ['first', pytest.param('mean', marks=pytest.mark.slow)])
 def test_an_encoder_is_read_exactly(head):
   ids, labels = batch(2, 8, seed=2)
   assert attacked(*observed(BERT.replace('padding', f'head={head},padding'), ids, labels)) == expected(ids)
 
 
+@pytest.mark.long
 def test_the_shares_of_candidates_are_solved_for():
   """From the tokens of two sequences, without exchanges of single ones."""
   ids, labels = batch(2, 8, seed=2)
@@ -110,6 +114,7 @@ def test_the_shares_of_candidates_are_solved_for():
     np.testing.assert_allclose(share.reshape(8, 2)[:, 1 - i % 2], 0, atol=0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', [GPT, pytest.param(BERT, marks=pytest.mark.slow)])
 def test_padding_a_batch_of_one_and_a_sequence_of_one_token(spec):
   ids, labels = batch(3, 6, seed=3)
@@ -119,6 +124,7 @@ def test_padding_a_batch_of_one_and_a_sequence_of_one_token(spec):
   assert attacked(*observed(spec, ids[2:], labels[2:])) == expected(ids[2:])
 
 
+@pytest.mark.long
 def test_what_is_not_found_is_no_token_where_a_network_has_no_padding():
   spec = GPT.replace(f'padding={PAD}', 'padding=None')
   client, observation = observed(spec, *batch(2, 6))
@@ -138,6 +144,7 @@ def test_a_common_beginning_branches():
   assert attacked(*observed(GPT, ids, labels)) == expected(ids)
 
 
+@pytest.mark.long
 def test_deltas_of_sgd_and_frozen_embeddings():
   ids, labels = batch(2, 6, seed=6)
   given = {'share': 'delta', 'optimizer': optax.sgd(0.05), 'frozen': ('wte', 'wpe')}
@@ -155,6 +162,7 @@ def stirred(variables):
   return {**variables, 'params': moved}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('rank', 'number', 'length', 'first'),
   [pytest.param(8, 1, 16, False, marks=pytest.mark.slow), (8, 2, 8, False), (16, 1, 8, True)],
@@ -302,6 +310,7 @@ def test_tokens_of_which_more_than_half_occur(absent, noise):
     assert set(tokens_of(seen)) == set(tokens_of(seen, most=48)) == set(np.flatnonzero(occur))
 
 
+@pytest.mark.long
 def test_a_vocabulary_smaller_than_twice_the_tokens():
   """Its embeddings with positions are nearly all in the span: the first check keeps them, and the second decides."""
   spec = GPT.replace(f'vocabulary={V}', 'vocabulary=28').replace(f'padding={PAD}', 'padding=27')

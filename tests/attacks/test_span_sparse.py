@@ -29,6 +29,7 @@ def test_more_tokens_than_columns_are_read_exactly(change):
   assert attacked(*observed(DECODER, ids, labels, change)) == expected(ids)
 
 
+@pytest.mark.long
 def test_of_an_encoder_a_batch_is_read_exactly_or_nothing_is_claimed():
   """An encoder has no order in which positions depend on each other, and now and then its batch is not found."""
   right = 0
@@ -40,6 +41,7 @@ def test_of_an_encoder_a_batch_is_read_exactly_or_nothing_is_claimed():
   assert right
 
 
+@pytest.mark.long
 def test_tokens_that_stand_at_several_positions_and_sequences_of_different_lengths():
   ids, labels = batch(2, 10, seed=12)
   ids[0, [2, 5]], ids[1, 7] = ids[0, 0], ids[1, 3]
@@ -163,6 +165,7 @@ def test_the_right_sequences_leave_the_least_and_each_token_is_needed():
   assert search.improved([truth[0][:4] + truth[1][4:], truth[1][:4] + truth[0][4:]]) in (truth, truth[::-1])
 
 
+@pytest.mark.long
 def test_inputs_of_a_decoder_depend_on_what_stands_before():
   search, truth = searched(*batch(2, 6, seed=15))
   a, b = truth[0], (*truth[0][:3], *truth[1][3:])

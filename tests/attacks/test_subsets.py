@@ -40,6 +40,7 @@ def chosen(subsets, count, total=TOTAL):
   return tuple(np.flatnonzero(weights).tolist())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('size', [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_the_term_is_that_of_the_mean_gradient_of_the_subset(size):
   client, seen = seen_by()

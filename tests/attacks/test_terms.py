@@ -35,6 +35,7 @@ def given(model, variables):
   return terms.Given(model and model.apply, seen)
 
 
+@pytest.mark.long
 def test_batch_statistics_are_zero_where_the_batch_has_those_expected():
   model = models.from_flax(Twice())
   variables = model.init(jax.random.key(1), (8, 8, 1))
@@ -120,6 +121,7 @@ def test_several_starts_are_optimised_together_and_the_nearest_is_kept(dense):
     attacks.csdlg(seeds=2, decoys=1)(client)
 
 
+@pytest.mark.long
 def test_only_the_largest_entries_are_compared(dense):
   client, seen = dense
   attack = attacks.csdlg(steps=2, tv=0.0, partial=0.25)(client)
@@ -209,6 +211,7 @@ def as_imported_now(module):
   return made
 
 
+@pytest.mark.long
 def test_a_term_of_ones_own_is_one_function_and_one_entry(dense, monkeypatch, tmp_path):
   client, seen = dense
   weight, bias = np.random.default_rng(0).normal(size=(64, 3)), np.zeros(64)

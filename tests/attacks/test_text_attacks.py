@@ -42,6 +42,7 @@ def scenario():
   return texts.scenario(number=101)
 
 
+@pytest.mark.long
 def test_tag_reads_a_note(scenario):
   observation, samples = observed(scenario)
   found = found_by(gl.attacks.tag(steps=120, decay='cosine')(scenario.client), observation)
@@ -60,6 +61,7 @@ def test_noise_in_place_of_an_upload_shows_nothing(scenario):
   assert (np.asarray(found.samples) == np.asarray(samples)).mean() <= 0.3
 
 
+@pytest.mark.long
 def test_what_is_not_finite_is_no_token(scenario):
   observation, _ = observed(scenario)
   dead = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), observation.update)
@@ -103,6 +105,7 @@ def test_embeddings_and_probabilities_are_settled_on_their_tokens(scenario):
     gl.modalities.IMAGES.relaxation('softmax', None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('size', 'loss'),
   [
@@ -172,6 +175,7 @@ def test_padding_is_that_of_any_network_of_tokens():
   assert known == {'lstm': texts.notes(2).known['padding'], 'gpt': texts.notes(2).known['padding']}
 
 
+@pytest.mark.long
 def test_moves_are_of_all_kinds():
   tokens = jnp.arange(2, 10)[jnp.newaxis]
   made = tokens[..., jnp.newaxis].astype(jnp.float32)
@@ -223,6 +227,7 @@ def test_pairs_of_a_large_vocabulary_share_places():
   assert model.pairs.size == 1 << 22 and seen < other - 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('starts', [1, 3])
 def test_the_keys_of_starts_and_moves_are_disjoint(scenario, monkeypatch, starts):
   """None is another one, nor one of its children, with which it draws."""

@@ -80,6 +80,7 @@ def stage(found, name):
   return next(entry for entry in found.stages if entry['stage'] == name)
 
 
+@pytest.mark.long
 def test_what_is_exact_is_not_attacked_again(both):
   found, _, whole, _ = both
   assert found.verdicts()['none'] == ['exact'] * 3
@@ -92,6 +93,7 @@ def test_what_is_exact_is_not_attacked_again(both):
   assert stage(whole, 'matching')['targets'] == 9 > stage(found, 'matching')['targets']
 
 
+@pytest.mark.long
 def test_the_worst_case_is_at_least_that_of_each_attack(both):
   for found in both[:3]:
     for honest in (True, False):
@@ -101,6 +103,7 @@ def test_the_worst_case_is_at_least_that_of_each_attack(both):
           assert VERDICTS.index(worst[row['defense']][row['trial']]) <= VERDICTS.index(row['verdict'])
 
 
+@pytest.mark.long
 def test_staging_costs_no_verdict(both):
   """An image that one stage shows exactly cannot be shown any better."""
   found, _, whole, _ = both
@@ -108,11 +111,13 @@ def test_staging_costs_no_verdict(both):
     assert [v == 'exact' for v in verdicts] == [v == 'exact' for v in found.verdicts()[defense]]
 
 
+@pytest.mark.long
 def test_attacks_that_do_not_fit_are_named(both):
   left_out = stage(both[0], 'closed forms')['left_out']
   assert list(left_out) == ['april'] and 'position embedding' in left_out['april']
 
 
+@pytest.mark.long
 def test_without_public_images_what_learns_is_left_out(scenario):
   with pytest.MonkeyPatch.context() as patched:
     patched.setattr(MODULE, 'ENSEMBLES', {'images': (SHORT[1], LEARNED)})
@@ -126,6 +131,7 @@ def test_without_public_images_what_learns_is_left_out(scenario):
   assert set(found.verdicts()) == {'none'}
 
 
+@pytest.mark.long
 def test_a_ranking_re_identifies_without_a_picture(both):
   """The digits of an undefended upload are first by likelihood; the noise of control runs is counted beside them."""
   found = both[0]
@@ -267,6 +273,7 @@ def test_a_modality_without_an_ensemble_is_refused():
       gl.autoleak(jax.random.key(0), one, None, 1)
 
 
+@pytest.mark.long
 def test_only_random_defenses_are_averaged(both):
   averaged = [row for row in both[0].rows if row['stage'] == 'averaged rounds']
   assert max(row['rounds'] for row in averaged) == 2
@@ -274,6 +281,7 @@ def test_only_random_defenses_are_averaged(both):
   assert {(row['defense'], row['trial']) for row in averaged if row['defense'] != str(HIDDEN)} == witnesses
 
 
+@pytest.mark.long
 def test_malicious_servers_are_counted_apart(both):
   found = both[0]
   assert {row['stage'] for row in found.rows if not row['honest']} == {'malicious server'}
@@ -283,6 +291,7 @@ def test_malicious_servers_are_counted_apart(both):
   assert alone[0].verdicts() == found.verdicts() and alone[1].verdicts(False) == found.verdicts(False)
 
 
+@pytest.mark.long
 def test_rates(both):
   found = both[0]
   assert found.success_rate('none', 'exact') == (3, 3)
@@ -294,12 +303,14 @@ def test_rates(both):
     found.success_rate('clip')
 
 
+@pytest.mark.long
 def test_one_callback_hears_all_stages_and_their_end(both):
   del both
   assert [text.split()[0] for text in HEARD].count('stage') == 5  # what stands in the work directory is not run again
   assert HEARD[-1] == 'end'  # else “no progress for 3 minutes” would follow a run that is over
 
 
+@pytest.mark.long
 def test_a_finished_run_is_found(both):
   found, again, _, folder = both
   assert again.rows == found.rows and all(result.resumed for result in again.audits.values())
@@ -308,6 +319,7 @@ def test_a_finished_run_is_found(both):
   assert len((folder / 'rows.jsonl').read_text().splitlines()) == len(found.rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('place', ['.', 'closed_forms', 'matching', 'averaged_rounds', 'malicious_server'])
 @pytest.mark.parametrize('name', ['rows.jsonl', 'controls.jsonl'])
 def test_rows_that_were_lost_on_the_way_are_refused(both, tmp_path, place, name):
@@ -322,6 +334,7 @@ def test_rows_that_were_lost_on_the_way_are_refused(both, tmp_path, place, name)
   assert leaderboard.load(folder).rows == both[0].rows
 
 
+@pytest.mark.long
 def test_stages_of_another_run_are_refused(both, tmp_path):
   """Each is whole by itself."""
   folder = pathlib.Path(shutil.copytree(both[3], tmp_path / 'run'))
@@ -357,6 +370,7 @@ def test_a_defense_is_added_to_a_finished_run(both, scenario, tmp_path):
   assert grown.verdicts() == both[0].verdicts() and grown.flags == both[0].flags
 
 
+@pytest.mark.long
 def test_the_page_and_the_table(both, tmp_path):
   found = both[0]
   report.write(found, tmp_path)
@@ -377,6 +391,7 @@ def test_the_page_and_the_table(both, tmp_path):
   assert repr(found).splitlines()[0] == 'AutoLeak-2: mlp(widths=16) on digits'
 
 
+@pytest.mark.long
 def test_the_last_line_of_each_table_is_of_noise(both, tmp_path):
   """Of no image; and one control run that shows its image exactly is a false alarm."""
   found = both[0]
@@ -507,6 +522,7 @@ def notes():
   return texts.scenario(), gl.attacks.span()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('made', 'seen'), [(rows, '30 of 30 right'), pytest.param(notes, '', marks=pytest.mark.slow)])
 def test_entries_of_rows_and_of_texts_make_a_leaderboard(made, seen, monkeypatch, tmp_path):
   scenario, attack = made()

@@ -108,6 +108,7 @@ def test_sizes_are_a_list_of_integers(sizes, expected):
       options.listed_sizes('1')
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 def test_figures_are_per_step_and_trial(monkeypatch):
   """A clock that advances 10 ms with each step: of two trials at once half of that each."""

@@ -121,6 +121,7 @@ def test_bad_pixels_in_a_dataset_are_named_with_it(monkeypatch):
     data.load('broken')
 
 
+@pytest.mark.long
 def test_importing_the_package_imports_nothing_heavy():
   heavy = [
     'tensorflow_datasets',

@@ -200,6 +200,7 @@ def test_only_sensitive_samples_are_mixed_and_padding_has_no_part(settings):
   assert float(weighed.cosine) == pytest.approx((float(state.cosine) + 3 * second) / 4, rel=1e-4)
 
 
+@pytest.mark.long
 def test_padding_has_no_part_in_the_statistics_of_a_batch():
   """BatchNorm in train mode normalised a mixed batch by what only fills it, too."""
   model = gl.models.create('convnet(width=2)', 10, init='explicit')
@@ -290,6 +291,7 @@ def test_without_sensitive_samples_nothing_changes(settings):
   np.testing.assert_array_equal(flat(state), [0, 0])
 
 
+@pytest.mark.long
 def test_in_local_training_from_public_samples(small_images, linear):
   """Three samples in batches of two: the last step holds padding, and one sensitive sample."""
   images, labels = (jnp.asarray(part[:3]) for part in small_images)
@@ -324,6 +326,7 @@ def test_public_samples_that_do_not_fit_are_named(settings, small_images):
     defense.update(setting.gradient, defense.init(params), params, key=KEY, batch=(setting.samples, setting.targets))
 
 
+@pytest.mark.long
 def test_the_mixture_is_reduced_as_the_clients_loss_is(settings):
   """A sum over the batch stays one, also where classes have weights; a mean by weights has no part of each sample."""
   setting, weight = settings['lenet'], tuple(range(1, 11))

@@ -441,6 +441,7 @@ def test_an_attacker_can_differentiate_through_it(name, samples, compiled):
   assert_finite(gradient(trees.zeros_like(sample.updates)))
 
 
+@pytest.mark.long
 def test_different_defenses_draw_different_noise_from_one_key(samples):
   """In a plain `optax.chain` all stages get the same key; their ranks must not move together all the same."""
   sample = Sample({'w': jnp.ones(4000)}, {'w': jnp.ones(4000)}, (), samples('normed').client)

@@ -292,6 +292,7 @@ def test_a_key_that_is_missing_is_named(context):
     update(context.variables['params'], optax.EmptyState())
 
 
+@pytest.mark.long
 def test_stored_results_are_of_one_version(small_images, tmp_path):
   scenario = gl.scenario(gl.models.mlp(10, widths=4), *small_images, key=KEY)
 

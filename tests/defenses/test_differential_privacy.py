@@ -78,6 +78,7 @@ def dense(small_images):
   return Setting('mlp(widths=32)', small_images[0][:4], small_images[1][:4])
 
 
+@pytest.mark.long
 def test_every_sample_is_clipped_by_itself(setting):
   norms = np.linalg.norm(setting.gradients, axis=1)
   bound = float(np.sort(norms)[1:3].mean())  # two of four are beyond it
@@ -119,6 +120,7 @@ def test_a_bound_that_nothing_reaches_changes_no_gradient(small_images, factory)
     apart(losses.cross_entropy(weight=weight))
 
 
+@pytest.mark.long
 def test_noise_on_a_sum_is_not_divided(dense):
   summed = dataclasses.replace(dense.client, loss=losses.cross_entropy(reduction='sum'))
   given = {'key': KEY, 'batch': (dense.samples, dense.targets), 'variables': dense.variables}
@@ -250,6 +252,7 @@ def test_batch_norm_in_train_mode_is_refused():
   update(fixed, variables=variables)
 
 
+@pytest.mark.long
 def test_dropout_is_on_where_a_key_is_given(small_images):
   dropping = Setting('mlp(dropout=0.5)', small_images[0][:4], small_images[1][:4])
   expected = dropping.gradients.mean(0)

@@ -130,6 +130,7 @@ def by_layer(name, tree, norm):
   return np.sqrt(squares)
 
 
+@pytest.mark.long
 def test_sensitivity_is_a_client_s_own_in_a_cohort():
   client, variables, images, labels, _ = setting('lenet')
   alone, together = (
@@ -429,6 +430,7 @@ def step_defense():
   return jax.jit(defend)
 
 
+@pytest.mark.long
 def test_padding_does_not_count_in_the_risk():
   *_, images, _, gradient = setting('lenet')
   settings = {'stddev': 0.1, 'ratio': 0.5, 'clip': math.inf}
@@ -468,6 +470,7 @@ def test_running_statistics_are_asked_for():
   )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('field', ['frozen', 'private'])
 def test_slices_hold_what_is_shared_alone(field):
   """Else most of the noise falls on layers that the server never sees, and many uploads have none."""

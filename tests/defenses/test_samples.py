@@ -374,6 +374,7 @@ def test_privacy_score_against_a_loop(scored):
   np.testing.assert_allclose(score, area, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_privacy_score_is_of_gradients_whatever_the_client_shares(scored):
   client, variables, image, label = scored
   trains = dataclasses.replace(client, share='delta', epochs=2, batch_size=1, order=((0,), (0,)))
@@ -482,6 +483,7 @@ def test_public_images_are_needed_and_enough_of_them(batch, public):
     defenses.bind(samples.instahide(mixed=7, largest=0.5), dataclasses.replace(context, public=public))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('count', [1, 2])
 def test_instahide_mixes_no_image_with_padding(batch, public, count):
   """In a training, small clients are padded by copies of their own images."""

@@ -49,6 +49,7 @@ def test_page_of_a_method_describes_it(extensions, name):
     assert line.rsplit('|', 2)[1].strip(), f'{name}({setting}) has no meaning'
 
 
+@pytest.mark.long
 def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   text = extensions('methods').page('prune')
   assert '| acts on | the update, before it is sent |' in text
@@ -328,6 +329,7 @@ def test_cells_of_wide_tables_know_their_headings(extensions):
   assert labelled(few) == few
 
 
+@pytest.mark.long
 def test_results_have_a_page_per_table_and_pictures_that_are_there(extensions):
   texts = extensions('tables').texts()
   contents = re.search(r'\{toctree\}\n:hidden:\n\n(.*?)\n```', texts['index.md'], re.S)[1].split('\n')
@@ -396,6 +398,7 @@ def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
   assert 'on none of the 1 tasks' in text and 'None of those counted hides' not in text
 
 
+@pytest.mark.long
 def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
   from gradleak.studies.autoleak import leaderboard
 

@@ -39,6 +39,7 @@ def test_a_process_says_its_progress_and_its_end(made, capsys, tmp_path):
   assert capsys.readouterr().err == f'starts on {platform.node()}\nhalf\nerror: wrong\n'
 
 
+@pytest.mark.long
 def test_it_is_the_command_line_of_gradleak(made):
   begin = cluster._BEGIN
   ended = cluster.executed(made(begin)._replace(arguments=('--version',), place=str(programs.ROOT)))
@@ -96,6 +97,7 @@ def test_what_a_scheduler_sets_is_taken_back(made, monkeypatch):
   assert cluster.executed(made('import os; print(os.environ["OMP_NUM_THREADS"])')).out == '1\n'
 
 
+@pytest.mark.long
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):
   """The worker is killed at once, without a chance to end what it started."""
   child = cluster._BEGIN.partition('runpy.run_module')[0] + (

@@ -112,6 +112,7 @@ def test_sixty_four_lanes_in_any_order_are_the_same_bits(table, reference):
   same(run(table, choose(table[2], index)), jax.tree.map(lambda x: x[index], reference))
 
 
+@pytest.mark.long
 def test_one_device_gives_the_bits_of_two(table, reference):
   assert len(jax.local_devices()) == 2
   same(run(table, devices=jax.local_devices()[:1]), reference)
@@ -460,6 +461,7 @@ def test_evaluations_are_compiled_together_and_not_again(monkeypatch):
   ahead.together(lambda: pytest.fail('one core compiles one after the other'))
 
 
+@pytest.mark.long
 def test_the_group_size_is_fitted_to_the_memory(table, monkeypatch):
   def fitted(free):
     monkeypatch.setattr(memory, 'free', lambda device: free)

@@ -83,6 +83,7 @@ def test_an_update_that_is_not_finite_is_not_read(value, labelled):
   assert [x.shape for x in whole] == [x.shape for x in spoilt]
 
 
+@pytest.mark.long
 def test_an_audit_stores_what_the_host_has_found(tmp_path, monkeypatch):
   """Killed after its second run, it starts with the third."""
   save = storage.Workdir.save_checkpoint

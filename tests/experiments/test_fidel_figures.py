@@ -53,6 +53,7 @@ def test_the_victim_is_trained_by_plain_sgd_before(data, pace):
   )
 
 
+@pytest.mark.long
 def test_a_measurement_counts_what_a_loop_counts(data):
   victim = fidel.prepare(RUN, 'mlp(activation=relu,dropout=0.5)', data, jax.random.key(0))
   key, size = jax.random.key(5), 6
@@ -71,6 +72,7 @@ def test_a_measurement_counts_what_a_loop_counts(data):
     assert (int(count), int(living)) == (len(seen), len(neurons))
 
 
+@pytest.mark.long
 def test_a_run_measures_and_draws(data, tmp_path, capsys):
   (row,) = RUN.execute(data, 0, workdir=str(tmp_path / 'run'), progress='lines')
   assert (row['curve'], row['samples'], len(row['revealed'])) == (LABEL, 6, 3) and 0 < row['alive'] <= 128

@@ -393,6 +393,7 @@ def test_the_index_opens_with_claims_and_the_order_and_has_a_line_per_table(made
   assert all((said == 'no claim') == (not claims.CLAIMS.get(name)) for name, said in tables.items())
 
 
+@pytest.mark.long
 def test_pages_say_which_tables_have_decided_half_of_their_pairs_and_what_the_others_would_take(made):
   stored = results.read(TABLES, 'mini')
   times = {name: one.order.times() for name, one in pages.judge(stored, experiments.REGISTRY, 'mini').items()}

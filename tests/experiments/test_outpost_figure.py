@@ -60,6 +60,7 @@ def test_each_trial_has_a_batch_of_its_own():
   assert all(jax.tree.leaves(moved)) and made.public[0].shape == (40, 8, 8, 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_changed_layer_isolates_and_an_unchanged_one_does_not(small_images):
   images, labels = small_images

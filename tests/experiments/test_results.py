@@ -164,6 +164,7 @@ def test_settings_are_plain(name, scale):
     assert json.loads(json.dumps(found)) == found and '<' not in str(found)
 
 
+@pytest.mark.long
 def test_the_pages_of_results_are_what_the_stored_rows_say():
   found = results.read(ROOT / 'results' / 'tables', 'mini')
   stale = [name for name, one in found.items() if not results.current(one, experiments.get(name))]

@@ -96,6 +96,7 @@ def test_the_servers_rate_decays_and_drops():
   np.testing.assert_allclose(found, [1, 0.9, 0.1, 0.09], rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 def test_runs_that_attack_the_same_network_train_it_once(tmp_path, monkeypatch):
   trained = []

@@ -202,6 +202,7 @@ def test_batch_norm_mode_of_a_delta(normed, samples, mode):
   assert_trees_close(update(client, variables, images, labels).update, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_batch_norm_does_not_count_what_fills_a_batch(normed, samples):
   """A last batch of one of two samples, and a client of three samples among clients of five: as without padding."""
   model, variables = normed

@@ -292,6 +292,7 @@ def test_a_cohort_sends_the_mean_of_its_members(linear):
     client_of(linear, cohort=3).local_update(None, linear.variables, linear.samples[:8], linear.targets[:8])
 
 
+@pytest.mark.long
 def test_blocks_of_steps_change_nothing_but_memory(linear):
   """Of 22 steps: five blocks of four, and two that are left."""
   labels = jax.nn.one_hot(linear.targets, 10)

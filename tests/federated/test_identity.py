@@ -196,6 +196,7 @@ def test_optimizers_are_told_apart_by_what_they_make_of_gradients(one, other):
   assert moves(one, PARAMS) == moves(one, jax.tree.map(np.asarray, PARAMS))
 
 
+@pytest.mark.long
 def test_a_work_folder_is_refused_under_another_optimizer(data, tmp_path):
   def found(rate):
     scenario = gl.scenario(

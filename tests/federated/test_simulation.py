@@ -206,6 +206,7 @@ def test_the_adaptive_code_has_the_bits_of_its_levels(linear):
     assert len(np.unique(values)) <= 2**each
 
 
+@pytest.mark.long
 def test_a_training_counts_the_bytes_of_the_code(setting):
   defense = defenses.quantize(code='float16')
   for defended, left in ((None, 3 / 6), ((0,), 5 / 6)):  # three clients take part
@@ -417,6 +418,7 @@ def test_a_defense_that_runs_the_network_again_is_told_what_only_fills_a_batch(l
   assert len(seen) == 1 and seen[0].shape[0] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('changed', [{'server_noise': 1.0}, {'chain': defenses.gaussian(stddev=1.0)}], ids=str)
 def test_noise_at_the_server_moves_no_frozen_layer(changed):
   model = gl.models.mlp(10, widths=4)

@@ -69,6 +69,7 @@ def test_masked_tokens_by_hand(kind):
   assert found == pytest.approx(np.mean(terms), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'loss, head, kind', [('next_token', 'next', 'gpt'), ('masked_token(share=0.3)', 'masked', 'bert')]
 )
@@ -101,6 +102,7 @@ def test_sequences_of_one_token(scenario):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_mean_over_local_batches_counts_positions(scenario):
   """A gradient of a batch is that of its parts, weighted by the positions that count."""
   samples = scenario.samples[:2].copy()

@@ -46,6 +46,7 @@ def check(model, variables):
   return run
 
 
+@pytest.mark.long
 def test_the_search_tells_how_far_it_is(check):
   heard = []
   with told(lambda *part: heard.append(part)):

@@ -54,6 +54,7 @@ def test_it_prints_a_table_and_writes_a_page(folder, small_images):
   assert (config['num_classes'], config['attacks'], config['controls']) == (10, ['fidel', 'peeling'], 2)
 
 
+@pytest.mark.long
 def test_what_was_sent_and_what_came_back_with_the_truth(folder, tmp_path):
   files = [f'--sent={folder}/weights.npz', f'--returned={folder}/returned.npz', f'--truth={folder}/truth.npz']
   done = start(folder, '--update=', '--weights=', *files, '--attacks=fidel', f'--workdir={tmp_path}/new')

@@ -169,6 +169,7 @@ def test_one_line_status_two_and_nothing_left_behind(here, tmp_path, case):
   check(programs.start, case, here, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'flags',
   [

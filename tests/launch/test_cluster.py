@@ -110,6 +110,7 @@ def test_a_sweep_has_as_many_shares_as_processes(tmp_path):
   same(tmp_path / 'whole', tmp_path / 'shared', 'rows.jsonl', 'sweep.csv')
 
 
+@pytest.mark.long
 def test_one_process_is_the_program_itself(tmp_path):
   engine = Engine()
   flags = (*SMOKE, '--defenses=none', '--model=mlp(widths=8)', '--rounds_before=0')

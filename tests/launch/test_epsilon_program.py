@@ -19,6 +19,7 @@ def test_a_run(tmp_path):
   assert (tmp_path / 'new' / 'epsilon.csv').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'samples',
   [

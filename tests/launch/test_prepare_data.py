@@ -44,6 +44,7 @@ def write_info(data_dir, name, version):
   return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'program',
   [pytest.param(('-m', 'launch.prepare_data'), marks=pytest.mark.slow), ('launch/prepare_data.py',)],

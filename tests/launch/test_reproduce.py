@@ -147,6 +147,7 @@ def test_tables_that_took_no_time_yet_run_by_their_forecasts(tmp_path, monkeypat
   assert lines == [['dcs2_3', '–', 'failed'], ['spear_exact', '1.50', 'stored'], ['peeling_cifar10', '–', 'failed']]
 
 
+@pytest.mark.long
 def test_a_dry_run_prints_what_tables_take_and_keeps_it(tmp_path, monkeypatch):
   names = ('spear_exact', 'peeling_cifar10')
   monkeypatch.setattr(experiments, 'REGISTRY', {name: experiments.get(name) for name in names})

@@ -58,6 +58,7 @@ def test_a_budget_ends_the_training_and_spares_the_reference(tmp_path):
   assert not (tmp_path / 'refused').exists()
 
 
+@pytest.mark.long
 def test_a_protocol_sets_what_flags_do_not(tmp_path):
   flags = ('--dataset=digits', '--model=mlp', '--protocol=graddefense', '--rounds=1', '--clients=40', '--per_round=3')
   done = programs.start('train', *flags, '--progress=none', f'--workdir={tmp_path}/new')

@@ -200,6 +200,7 @@ def test_lpips_of_equal_images_is_zero_and_grows_with_noise(weights):
   assert float(lpips(outside, np.clip(outside, 0, 1), weights['squeeze'])[0]) == 0
 
 
+@pytest.mark.long
 def test_lpips_is_pure_and_repeats_grey(weights):
   lpips, given = jax.jit(metrics.lpips), weights['squeeze']
   reconstructions, truth = pair(20, channels=1, n=3)
@@ -214,6 +215,7 @@ def test_lpips_is_pure_and_repeats_grey(weights):
   np.testing.assert_allclose(values[[0, 2]], expected[[0, 2]], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_lpips_has_a_gradient_also_where_features_are_zero(weights):
   given = jax.tree.map(jnp.zeros_like, weights['squeeze'])
   reconstructions, truth = pair(17, n=1)

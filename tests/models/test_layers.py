@@ -102,6 +102,7 @@ def test_unknown_names_list_the_valid_ones():
     layers.initialiser('glorot')
 
 
+@pytest.mark.long
 def test_the_gradient_of_max_pool_is_finite_where_its_input_is_computed_twice():
   """XLA without optimisations recomputed a normalised convolution with other rounding, which gave 0/0."""
   model = models.create('convnet(width=2)', 10, init='default')

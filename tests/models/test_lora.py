@@ -56,6 +56,7 @@ def test_the_gradient_is_that_of_the_weights_through_the_adapters(adapted):
   np.testing.assert_allclose(update['Dense_0']['kernel']['a'], 4.0 * whole @ adapter['b'].T, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_it_is_attacked_like_any_model(adapted):
   _, model, variables = adapted
   client, image = Client(model, 5), jax.random.uniform(jax.random.key(1), (1, 8, 8, 1))

@@ -169,6 +169,7 @@ def test_an_augmentation_that_mixes():
   assert_close(found, jax.tree.map(lambda new, old: np.asarray(new - old), params, variables['params']))
 
 
+@pytest.mark.long
 def test_an_order_and_an_attacker_s_gradient_reach_the_smaller_batch():
   model, variables = model_of(centred)
   order = (7, 6, 5, 4, 3, 2, 1, 0)

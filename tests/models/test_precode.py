@@ -161,6 +161,7 @@ def test_concealed_samples_are_trained_on_with_the_penalty(lenet):
     np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_per_example_penalties_are_averaged_over_the_examples_alone(lenet):
   """Local SGD pads its last batch; the padding's KL must not count."""
   model, variables, images, labels = lenet

@@ -349,6 +349,7 @@ def test_group_norm_is_one_function_of_each_image_alone():
   np.testing.assert_allclose(apply(variables, neighbour, True)[0][0], train[0], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_slope_of_gradient_matching_through_two_blocks():
   check_second_order(small(blocks=(1,)), (6, 6, 1))
 

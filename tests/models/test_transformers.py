@@ -224,6 +224,7 @@ def test_published_weights_of_bert_and_its_forward_pass(tmp_path):
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_a_file_without_the_head_needs_a_key_and_faults_are_listed(tmp_path):
   entries = {name: values for name, values in drawn(gpt2_names()).items() if name != 'lm_head.weight'}
   path, model = stored(tmp_path, entries), models.create(GPT + ')', 2)
@@ -254,6 +255,7 @@ def test_an_lstm_is_its_equations():
   assert model.first_block is None
 
 
+@pytest.mark.long
 def test_dropout_is_active_in_training_with_a_key_alone():
   _, variables, apply = made(GPT + ',dropout=0.5)', 2)
   plain, other = (np.asarray(apply(variables, IDS, True, key)[0]) for key in (None, jax.random.key(1)))
@@ -264,6 +266,7 @@ def test_dropout_is_active_in_training_with_a_key_alone():
   np.testing.assert_allclose(plain, other, atol=1e-5)
 
 
+@pytest.mark.long
 def test_adapters_of_chosen_matrices_alone():
   model = models.create(GPT + ',fused=False)+lora(rank=2,only=q-v)', 2, init='default')
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (5,))
@@ -279,6 +282,7 @@ def test_adapters_of_chosen_matrices_alone():
     models.create(GPT + ')+lora(only=w)', 2).init(jax.random.key(0), (5,))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', [GPT + ')', BERT + ')'])
 def test_the_first_block_is_that_of_the_network(spec):
   """The input of the projections and of the MLP, from the functions of `FirstBlock`, against the gradients' span."""

@@ -121,6 +121,7 @@ def test_weights_of_torchvision_give_the_logits_of_numpy(norm, tmp_path):
   np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('norm', [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_slope_of_gradient_matching(norm):
   check_second_order(from_flax(vgg.Vgg(5, 'default', 'patches', 2, norm, (1, 2)), 'small'), (4, 4, 1))

@@ -171,6 +171,7 @@ def test_a_captured_update_of_timm_is_read(entries, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, read, variables['params'])
 
 
+@pytest.mark.long
 def test_large_scores_do_not_overflow():
   model = models.create('vit_tiny(depth=1,width=8,heads=2)', 10)
   images = np.random.default_rng(1).uniform(0, 1, (2, 8, 8, 1)).astype(np.float32)

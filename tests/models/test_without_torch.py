@@ -19,6 +19,7 @@ def test_without_pytorch_a_sentence_says_what_to_install(monkeypatch):
     gl.models.from_torch(object(), np.zeros((2, 3, 4, 4), np.float32))
 
 
+@pytest.mark.long
 def test_pytorch_is_imported_only_where_a_module_is_given():
   importing = {}
   for path in LIBRARY.rglob('*.py'):

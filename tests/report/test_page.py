@@ -405,6 +405,7 @@ def test_same_result_same_bytes(result, source):
   assert report.render(result) == source
 
 
+@pytest.mark.long
 def test_write_leaves_whole_files(result, source, tmp_path):
   folder = tmp_path / 'new' / 'place'
   report.write(result, folder)

@@ -70,6 +70,7 @@ def test_an_encoder_gives_its_texts_away_exactly(public):
   assert {*map(tuple, read(given, observation))} == {*map(tuple, ids)}
 
 
+@pytest.mark.long
 def test_a_decoder_gives_its_texts_away_but_for_targets_that_are_only_targets():
   given = sent(scenario('gpt', 'next', 'next_token'))
   ids, observation = observed(given, 0, 4)
@@ -78,6 +79,7 @@ def test_a_decoder_gives_its_texts_away_but_for_targets_that_are_only_targets():
   assert starts <= {tuple(row[: len(start)]) for row in found for start in starts}
 
 
+@pytest.mark.long
 def test_texts_that_the_bins_do_not_explain_are_left_out():
   given = sent(scenario('gpt', 'mean', 'cross_entropy'))
   ids, observation = observed(given, 0, 3)
@@ -175,6 +177,7 @@ def test_a_bin_is_divided_over_the_texts_so_far():
   assert sorted((i, pair.token) for i, pair in found) == [(0, 7), (0, 8)]
 
 
+@pytest.mark.long
 def test_models_that_are_not_known_are_refused():
   for kind, head in (('lstm', 'last'),):
     data = texts.notes(8, length=LENGTH)
