@@ -89,8 +89,8 @@ class IdentificationSettings:
     integer=True,
   )
   rounds: int = setting(
-    1, 'Uploads of the same samples on the same model, whose log-likelihoods are summed.', group='attacker', low=1,
-    high=10**6, integer=True,
+    1, 'Uploads of the same samples on the same model, whose log-likelihoods are summed; one is read where neither '
+    'client nor defense is random.', group='attacker', low=1, high=10**6, integer=True,
   )  # fmt: skip
   labels: str = setting(
     'known', 'known: those of the candidates; unknown: every label is tried.', group='attacker',
@@ -114,8 +114,8 @@ class Identification:
     rows: one dict per original and statistic: 'defense', 'copies', 'model' (of the likelihood, one of
       `likelihood.MODELS`), 'statistic', 'trial', 'place' (in its batch), 'label', 'rank' (1 is the first), 'candidates'
       (beside the original), 'identified', 'posterior' (of the original under equal priors; None where the density of
-      the upload is not that of the defense), 'p_value' (of the presence test), 'rounds',
-      and 'present' (whether that test finds it at `RATE`; None for too few pairs).
+      the upload is not that of the defense), 'p_value' (of the presence test), 'rounds'
+      (that were read) and 'present' (whether that test finds it at `RATE`; None for too few pairs).
     pairs: one dict per defense, copies and statistic: the 'false' matches of the presence test among 'n' pairs of an
       upload and an innocent candidate. Its thresholds are from other uploads.
     seconds: wall time of all parts, those of an earlier call included.

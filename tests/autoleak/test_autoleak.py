@@ -15,6 +15,7 @@ from gradleak import report
 from gradleak.audit.verdict import VERDICTS
 from gradleak.core import errors, statistics, storage
 from gradleak.defenses import Mechanism
+from gradleak.federated.augmentation import AUGMENTATIONS
 from gradleak.modalities import of_config
 from gradleak.studies.autoleak import baseline, bounds, ensemble, leaderboard, rankings
 from tests import texts
@@ -161,7 +162,7 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
 
 
 @pytest.mark.parametrize(
-  ('defense', 'differ', 'random', 'gaussian'),
+  ('defense', 'several', 'random', 'gaussian'),
   [
     (gl.defenses.prune(rate=0.5), False, False, False),
     (gl.defenses.dgc(ratio=0.1), True, False, False),
@@ -173,11 +174,10 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
   ],
   ids=str,
 )
-def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, differ, random, gaussian):
+def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, several, random, gaussian):
   bound = gl.defenses.bind(defense, scenario.context)
-  assert (ensemble.repeats(bound, scenario.context, 1) == '') == differ
-  why = ensemble.draws(bound, scenario.context, 1)
-  assert (why == '') == random and (why.startswith('all uploads') or differ)
+  assert (ensemble.repeats(bound, scenario.context, 1) == '') == several
+  assert (ensemble.redraws(bound, scenario.context, 1) == '') == random
   assert (ensemble.known_noise(bound, scenario.context, 1) == '') == gaussian
 
 
@@ -186,7 +186,7 @@ def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenar
   """Noise hides the original from one upload, eight are read of random defenses alone, and what is known is skipped."""
   stages = (
     ensemble.Ranking('likelihood'),
-    ensemble.Ranking('likelihood of rounds', rounds=8, skips=ensemble.draws),
+    ensemble.Ranking('likelihood of rounds', rounds=8, skips=ensemble.redraws),
     ensemble.Stage('closed forms', (gl.attacks.fidel(),)),
     ensemble.Stage('known noise', (gl.attacks.bayes(steps=2, components=2),), rounds=2, skips=ensemble.known_noise),
   )
@@ -196,13 +196,28 @@ def test_a_second_ranking_reads_more_uploads_of_what_the_first_one_missed(scenar
     patched.setattr(MODULE, 'CONTROLS', 2)
     found = gl.autoleak(jax.random.key(1), scenario, [strong, flat], 3, progress='none', malicious=False)
   second = stage(found, 'likelihood of rounds')
-  assert second['skipped'] == {'none': 'all uploads of the same samples are equal'} and second['targets'] in (3, 6)
+  why = 'a ranking reads several uploads only where they are drawn anew'
+  assert second['skipped'] == {'none': why} and second['targets'] in (3, 6)
   rounds = {(one['stage'], one['rounds']) for one in found.ranked if one['defense'] == str(strong)}
   assert rounds == {('likelihood', 1), ('likelihood of rounds', 8)}
   noise = stage(found, 'known noise')
   assert list(noise['skipped']) == [str(flat)] and 'Gaussian noise of known variance' in noise['skipped'][str(flat)]
   attacked = {(row['defense'], row['trial']) for row in found.rows if row['stage'] == 'known noise'}
   assert attacked == {('none', 0), ('none', 1), *((str(strong), trial) for trial in range(3))}
+
+
+@pytest.mark.slow
+def test_a_second_ranking_reads_more_uploads_of_a_random_client(scenario):
+  flipped = dataclasses.replace(scenario.client, augment=AUGMENTATIONS['flip'])
+  stages = (*ensemble.ENSEMBLES['images'][:2], ensemble.Stage('closed forms', (gl.attacks.fidel(),)))
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(MODULE, 'ENSEMBLES', {'images': stages})
+    patched.setattr(MODULE, 'CONTROLS', 2)
+    patched.setattr(MODULE, 'ranked', lambda *given: [{**one, 'named': []} for one in rankings.ranked(*given)])
+    given = {'progress': 'none', 'malicious': False}
+    found = gl.autoleak(jax.random.key(1), scenario._replace(client=flipped), None, 2, **given)
+  assert not stage(found, 'likelihood of rounds')['skipped']
+  assert {(one['stage'], one['rounds']) for one in found.ranked} == {('likelihood', 1), ('likelihood of rounds', 8)}
 
 
 @pytest.mark.slow

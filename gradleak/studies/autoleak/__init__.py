@@ -39,6 +39,7 @@ from gradleak.studies.autoleak.ensemble import (
   Ranking,
   Stage,
   anything,
+  redraws,
 )
 from gradleak.studies.autoleak.rankings import NAMED, Ranked, ranked
 from gradleak.studies.identification import Identification, identify
@@ -223,6 +224,7 @@ class _Run:
     self.audits: dict[str, AuditResult] = {}
     self.ranked: list[Ranked] = []
     self.stages: list[dict[str, Any]] = []
+    self.drawn = False  # whether the client itself is random, which a ranking finds out
 
   def attack(self, stage: Stage) -> bool:
     """Runs a stage on what no earlier one has broken; returns whether all processes have."""
@@ -279,6 +281,7 @@ class _Run:
     if found is None:
       return False
     entry['seconds'] = found.seconds
+    self.drawn = 'client_draws' in found.config
     self.ranked += ranked(stage.name, found, self.batch_size)
     return True
 
@@ -306,6 +309,8 @@ class _Run:
 
   def _skipped(self, stage: Ranking | Stage) -> dict[str, str]:
     """Returns {defense: why the stage does not apply under it}."""
+    if self.drawn and stage.skips is redraws:
+      return {}
     context = self.scenario.context
     told = {
       label: stage.skips(bind(NO_DEFENSE if defense is None else defense, context), context, self.batch_size)

@@ -21,21 +21,16 @@ def anything(bound: Bound, context: Context, batch_size: int) -> str:
 
 
 def repeats(bound: Bound, context: Context, batch_size: int) -> str:
-  """Returns why several uploads of the same samples tell no more than one; '' where they do."""
-  return '' if _accumulates(bound) else draws(bound, context, batch_size)
-
-
-def draws(bound: Bound, context: Context, batch_size: int) -> str:
-  """Returns why a ranking of candidates does not read several uploads; '' where it does: of random defenses."""
+  """Returns why attacks read one upload of the same samples; '' where they average or sum several."""
   del context, batch_size
-  if bound.defense.random:
-    return ''
-  later = 'what uploads hold back is sent by later ones, which a ranking does not read'
-  return later if _accumulates(bound) else 'all uploads of the same samples are equal'
+  several = bound.defense.random or any(stage.traits.accumulates for stage in bound.sent.defense.stages)
+  return '' if several else 'it does the same to all uploads of the same samples'
 
 
-def _accumulates(bound: Bound) -> bool:
-  return any(stage.traits.accumulates for stage in bound.defense.stages)
+def redraws(bound: Bound, context: Context, batch_size: int) -> str:
+  """Returns why a ranking reads one upload of a client that is not random; '' where it reads several."""
+  del context, batch_size
+  return '' if bound.defense.random else 'a ranking reads several uploads only where they are drawn anew'
 
 
 def known_noise(bound: Bound, context: Context, batch_size: int) -> str:
@@ -81,7 +76,7 @@ class Ranking(NamedTuple):
 ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   'images': (
     Ranking('likelihood'),
-    Ranking('likelihood of rounds', rounds=8, skips=draws),
+    Ranking('likelihood of rounds', rounds=8, skips=redraws),
     Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.april())),
     Stage('residual peeling', (attacks.residual_peeling(),)),
     Stage('matching', (attacks.csdlg_fast(steps=500, tv=1e-6),)),
@@ -94,7 +89,7 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   ),
   'table': (
     Ranking('likelihood'),
-    Ranking('likelihood of rounds', rounds=8, skips=draws),
+    Ranking('likelihood of rounds', rounds=8, skips=redraws),
     Stage('closed forms', (attacks.fidel(), attacks.peeling(), attacks.spear(submatrices=100_000))),
     Stage('residual peeling', (attacks.residual_peeling(),)),
     Stage('relaxed matching', (attacks.tableak(steps=500, seeds=8),)),
@@ -105,7 +100,7 @@ ENSEMBLES: dict[str, tuple[Ranking | Stage, ...]] = {
   ),
   'text': (
     Ranking('likelihood'),
-    Ranking('likelihood of rounds', rounds=8, skips=draws),
+    Ranking('likelihood of rounds', rounds=8, skips=redraws),
     Stage('closed forms', (attacks.span(),)),
     Stage('matching', (attacks.tag(steps=300, decay='cosine'),)),
     Stage('matching and moves', (attacks.lamp(steps=300, starts=20),)),
