@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import methods
@@ -131,9 +131,8 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   of = {(entry['task']['dataset'], entry['text']): entry for task in _newest(entries) for entry in task}
   noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
   faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
-  deep = [entry for (data, _), entry in of.items() if data == 'cifar10' and entry.get('likelihood')]
-  named = [entry['likelihood'] for entry in deep if entry['defense'] != 'none']
-  assert deep and all(one['identified'] == one['n'] for one in named)
+  named = _ranked(entry for entry in entries.values() if entry['task']['dataset'] == 'cifar10')
+  assert named and all(one['identified'] == one['n'] == named[0]['n'] for one in named)
   seen, undone = named[0], of['faces', faces[0]]['honest']['n']
   low, high = sorted((noisy, outpost), key=_shown)
   return [
@@ -145,6 +144,16 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
     f'an upload names each among {seen["candidates"]} others, under each of {len(named)} defenses.',
   ]
+
+
+def _ranked(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+  """Returns for each defense how many originals the likelihood ranks first, of the entry with the most uploads."""
+  most: dict[str, Mapping[str, Any]] = {}
+  for entry in entries:
+    seen = entry.get('likelihood')
+    if seen and entry['defense'] != 'none' and seen['n'] > most.get(entry['text'], {'n': 0})['n']:
+      most[entry['text']] = seen
+  return list(most.values())
 
 
 def _strengths(texts: Sequence[str]) -> list[str]:
