@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 import gradleak as gl
 from gradleak.adaptive import likelihood
@@ -568,6 +568,28 @@ def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, t
 def test_what_cannot_be_run_is_refused(scenario, arguments, message):
   with pytest.raises(gl.UsageError, match=message):
     identify(scenario, [None], **arguments)
+
+
+def test_a_label_that_nobody_knows_is_one_for_all_rounds(scenario, monkeypatch):
+  """Of equally likely labels the likelihoods are summed over the rounds first, and then over the labels."""
+  seen, computed = [], identification._Run._statistics
+  monkeypatch.setattr(
+    identification._Run, '_statistics', lambda *given: seen.append((*given, computed(*given))) or seen[-1][-1]
+  )
+  identify(scenario, [D.gaussian(stddev=2.0)], 3, candidates=20, rounds=4, labels='unknown')
+  ((_, _, updates, _, samples, _, found),) = seen
+  client, labels = scenario.client, np.tile(np.arange(10), (len(samples), 1))
+  each = jax.vmap(
+    jax.vmap(lambda x, y: client.local_update(None, scenario.variables, x[None], y[None]).update, (None, 0))
+  )
+  made = jax.tree.leaves(each(samples, labels))
+  means = np.concatenate([np.asarray(leaf, np.float64).reshape(*labels.shape, -1) for leaf in made], axis=2)
+  products = np.einsum('trp,clp->trcl', updates, means)
+  logs = (products - 0.5 * np.sum(means**2, axis=-1)).sum(axis=1) / 2.0**2
+  expected = special.logsumexp(logs, axis=-1)
+  np.testing.assert_allclose(*(x - x[:, :1] for x in (found['likelihood'], expected)), atol=0.02, rtol=1e-4)
+  lengths = np.linalg.norm(updates, axis=-1)[..., None, None] * np.linalg.norm(means, axis=-1)
+  np.testing.assert_allclose(found['direction'], (products / lengths).sum(axis=1).max(axis=-1), rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -497,29 +497,36 @@ class _Run:
   def _statistics(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
   ) -> dict[str, np.ndarray]:
-    """Returns {statistic: of each upload and candidate, [T, N]}, sums over the rounds."""
+    """Returns {statistic: of each upload and candidate, [T, N]}, sums over the rounds.
+
+    Unknown labels are one for all rounds: the likelihood is summed over them, and the best of another statistic counts.
+    """
     trials, rounds, entries = updates.shape
     rows, kept = updates.reshape(-1, entries), None if masks is None else masks.reshape(-1, entries)
     rows, kept = likelihood.finite(rows, kept)
     pattern, counts = likelihood.patterns(rows, self.sizes)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in STATISTICS}
-    classes = self.scenario.client.num_classes
-    step = max(1, _BLOCK // (entries * given.draws * (1 if self.given.labels == 'known' else classes)))
+    labels = 1 if self.given.labels == 'known' else self.scenario.client.num_classes
+    step = max(1, _BLOCK // (entries * given.draws * labels))
     for start in range(0, len(samples), step):
       block = slice(start, start + step)
       own, _ = likelihood.finite(means := self._bare(samples, copies, block))
       if given.bound.defense.stages:
         means = self._means(given.bound, given.draws, samples, copies, block)
+      own, means = (each.reshape(-1, each.shape[1] // labels, entries) for each in (own, means))  # draws of a label
       each = [own[:, k] for k in range(own.shape[1])]
       means, impossible = likelihood.ruled_out(kept, means)
       likely = likelihood.log_likelihoods(given, rows, kept, means)
-      parts['likelihood'].append(likely if impossible is None else np.where(impossible, -np.inf, likely))
-      parts['direction'].append(np.max([likelihood.cosines(rows, kept, one) for one in each], axis=0))
-      parts['pattern'].append(np.max([likelihood.support(pattern, counts, one, self.sizes) for one in each], axis=0))
-    return {
-      name: np.concatenate(found, axis=1).reshape(trials, rounds, -1).sum(axis=1, dtype=np.float64)
-      for name, found in parts.items()
-    }
+      scores = {
+        'likelihood': likely if impossible is None else np.where(impossible, -np.inf, likely),
+        'direction': np.max([likelihood.cosines(rows, kept, one) for one in each], axis=0),
+        'pattern': np.max([likelihood.support(pattern, counts, one, self.sizes) for one in each], axis=0),
+      }
+      for name, score in scores.items():
+        of_rounds = np.moveaxis(score.reshape(trials, rounds, -1, labels), 1, 0).astype(np.float64)
+        over = np.logaddexp if name == 'likelihood' else np.maximum
+        parts[name].append(over.reduce(functools.reduce(np.add, of_rounds), axis=-1))
+    return {name: np.concatenate(found, axis=1) for name, found in parts.items()}
 
   def _regression(
     self, given: Any, updates: np.ndarray, masks: np.ndarray | None, samples: np.ndarray, copies: str
