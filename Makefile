@@ -48,7 +48,7 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL)
 
 long: $(VENV)/.installed
-	$(BIN)/python -m pytest $(PARALLEL) -m long
+	$(BIN)/python -m pytest $(PARALLEL) -m 'long and not slow'
 
 slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow -s --budget=$(BUDGET)

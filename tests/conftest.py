@@ -41,7 +41,7 @@ jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
 QUICK_XLA = '--xla_cpu_use_fusion_emitters=false', '--xla_cpu_parallel_codegen_split_count=1'
 
 # Of these choices of tests none holds a slow one.
-QUICK = 'not slow and not long', 'not slow', 'long'
+QUICK = 'not slow and not long', 'not slow', 'long and not slow'
 
 # Tests compile much and compute little: without optimisations, programs compile in half the time.
 QUICK_JAX = {'jax_persistent_cache_min_compile_time_secs': 0.0, 'jax_disable_most_optimizations': True}
