@@ -52,7 +52,9 @@ def plan(
   given: AuditSettings,
   only: Mapping[str, Sequence[int]] | None = None,
 ) -> Plan:
-  """Returns the `Plan` of an audit; the arguments are those of `audit`. Nothing is compiled.
+  """Returns the `Plan` of an audit; the arguments are those of `audit`.
+
+  Nothing is compiled but what adaptive attacks expect of an update.
 
   Raises:
     UsageError: for settings that cannot be run.
@@ -100,8 +102,9 @@ def plan(
     for attack in chosen:
       with errors.raised_here():
         _trace(groups[-1], attack)
-    for variant in itertools.chain.from_iterable(structures(groups[-1]) if sent.public is not None else ()):
-      granted.check_public(groups[-1], variant.method)  # an adaptive attack may use what the attack does not
+    if sent.public is not None:
+      for variant in itertools.chain.from_iterable(structures(groups[-1])):  # which an adaptive attack may use
+        granted.check_public(groups[-1], variant.method)
   granted.check_names(groups)
   return Plan(config['attacks'], config['defenses'], groups, config)
 
@@ -204,7 +207,6 @@ def _trace(group: Group, attack: Labelled) -> None:
     raise errors.UsageError(
       f'the attack {attack.label!r} learns from public data: give public=(samples, targets) to gradleak.scenario'
     )
-  granted.check_public(group, method)
   if method.prepare is not None and method(client).num_steps:
     return  # what it is made of has to be learned first
   key, samples, targets = jax.random.key(0), group.truth[0], jnp.asarray(group.targets[0])

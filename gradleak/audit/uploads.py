@@ -165,9 +165,11 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
   for i, request in enumerate(requests):
     if found[i] is None:
       alike.setdefault(Send.of(request.bound, group.client), []).append(i)
-  shared, calls = _shared(group, variables=group.scenario.variables), []
-  for send, chosen in alike.items():
-    calls.append((chosen, send, jax.tree.map(_joined, *(_lanes(group, requests[i]) for i in chosen))))
+  shared = _shared(group, variables=group.scenario.variables)
+  calls = [
+    (chosen, send, jax.tree.map(_joined, *(_lanes(group, requests[i]) for i in chosen)))
+    for send, chosen in alike.items()
+  ]
   ahead.together(
     lambda: (driver.lowered_evaluation(send, shared, lanes, Layout(group_size)) for _, send, lanes in calls)
   )

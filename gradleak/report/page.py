@@ -13,7 +13,17 @@ from gradleak.audit.verdict import unfinished
 from gradleak.core import storage
 from gradleak.modalities import Modality, Shown, of_config, of_rows
 from gradleak.report import blocks, descent, findings, formatting, headline, html, marked, pictures, wording
-from gradleak.report.formatting import count, interval, number, percent, percent_range, scored, significant, together
+from gradleak.report.formatting import (
+  count,
+  interval,
+  number,
+  percent,
+  percent_range,
+  scored,
+  significant,
+  together,
+  unit,
+)
 from gradleak.report.html import code, mark, method, text
 from gradleak.report.pictures import Picture
 from gradleak.report.slide import slide
@@ -271,7 +281,7 @@ def _figures(result: AuditResult, summaries: Sequence[cases.Summary]) -> blocks.
     rows: Sequence[cases.Row], group: Sequence[cases.Summary], usual: float | None
   ) -> tuple[bool, blocks.Row]:
     summary, alike = cases.summarise(rows)[0], _close(rows[0][bound], usual)
-    many = f'{summary["n"]} {"run" if summary["n"] == 1 else "runs"}'
+    many = f'{summary["n"]} {unit(summary["n"], 1, ("run", "runs"))}'
     of = [] if alike else [s['adaptive'] for s in group if _close(s[bound], summary[bound])]
     names = ', '.join(dict.fromkeys(filter(None, of)))
     own = _own(summary[bound], usual)
