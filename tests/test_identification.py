@@ -570,6 +570,15 @@ def test_what_cannot_be_run_is_refused(scenario, arguments, message):
     identify(scenario, [None], **arguments)
 
 
+@pytest.mark.parametrize('local', [{'order': '1,2,0'}, {'last_batch': 'dropped'}], ids=str)
+def test_candidates_of_a_batch_are_simulated_one_by_one(digits, local):
+  private, _, gallery = digits
+  client = gl.ClientSettings(share='delta', local_batch_size=2, **local)
+  model = gl.models.create('mlp(widths=16)', 10)
+  one = gl.scenario(model, private.samples, private.targets, key=jax.random.key(0), gallery=gallery, client=client)
+  assert len(identify(one, [None], 2, batch_size=3, candidates=20).rows) == 6
+
+
 def test_a_label_that_nobody_knows_is_one_for_all_rounds(scenario, monkeypatch):
   """Of equally likely labels the likelihoods are summed over the rounds first, and then over the labels."""
   seen, computed = [], identification._Run._statistics

@@ -249,6 +249,23 @@ def test_what_is_no_scenario_is_refused(call, production):
       call[0](scenario=scenario)
 
 
+def test_a_setting_of_one_sample_has_not_the_order_of_several(call, production, tmp_path):
+  local, attack = gl.ClientSettings(share='delta', local_batch_size=1, order='1,0'), gl.attacks.csdlg(steps=1)
+
+  def made(client, folder):
+    scenario = gl.scenario(
+      linear(), production.samples, production.targets, key=jax.random.key(2), client=client, public=production.public
+    )
+    listed = assumptions(client, attack, gl.SensitivitySettings(batch_size=2))
+    chosen = [one for one in listed if one.name in ('batch', 'local training')]
+    return call[0](scenario=scenario, workdir=folder, attack=attack, chosen=chosen)
+
+  assert list(made(local, tmp_path / 'new').steps) == [LABORATORY, 'batch', PRODUCTION, 'local training']
+  with pytest.raises(gl.UsageError, match='the order is of 3 samples, and the client has 2'):
+    made(dataclasses.replace(local, order='2,0,1'), tmp_path / 'other')
+  assert not (tmp_path / 'other').exists()
+
+
 @pytest.mark.slow
 def test_the_training_is_by_the_loss_of_the_client(call, tmp_path):
   digits = gl.data.load('digits', 'train', limit=30)

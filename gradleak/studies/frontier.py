@@ -208,7 +208,7 @@ class Task:
   @functools.cached_property
   def audited(self) -> Scenario:
     """The scenario of clients of one sample each, which all take one local step per epoch."""
-    local = dataclasses.replace(self.given.described_by('gradleak.frontier'), local_batch_size=None)
+    local = dataclasses.replace(self.given.described_by('gradleak.frontier'), local_batch_size=None, order='')
     return self.given.of(slice(self.settings.trials), local)
 
   @property

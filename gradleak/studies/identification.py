@@ -482,7 +482,7 @@ class _Run:
       'samples': jnp.asarray(np.repeat(chosen, labels.shape[1], axis=0)[:, np.newaxis]),
       'targets': jnp.asarray(labels.reshape(-1, 1)),
     }
-    client = dataclasses.replace(self.scenario.client, cohort=1)
+    client = dataclasses.replace(self.scenario.client, cohort=1, order=None, drop_last=False)  # of one sample
     with told(computing(self.show, f'candidates under {bound.defense}')):
       sent = driver.evaluate(Send.of(bound, client), shared, lanes, Layout(self.size), unit='candidates')
     return likelihood.flat(sent.update).reshape(len(chosen), labels.shape[1] * draws, -1)

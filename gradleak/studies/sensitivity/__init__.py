@@ -163,8 +163,7 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
   used = [one for one in chosen if not one.skipped]
   steps = steps_of(used)
   settings = {name: _setting(start, used, dropped) for name, dropped in steps.items()}
-  for name in (LABORATORY, PRODUCTION):  # what cannot be run says so now
-    one = settings[name]
+  for one in settings.values():  # what cannot be run says so now
     made = _scenario(task, one, task.given.variables)
     plan(task.key, made, [one.defense], [one.attack], task.settings.trials, one.audit)
   weights: dict[tuple[bool, bool], Mapping] = {}
@@ -202,15 +201,18 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
 
 
 def _setting(start: Setting, used: Sequence[Assumption], dropped: Sequence[str]) -> Setting:
-  """Returns the setting in which some assumptions are dropped; local batches are no larger than the upload's."""
+  """Returns the setting in which some assumptions are dropped.
+
+  Local batches are no larger than the upload's, and one sample has no order.
+  """
   made = start
   for one in used:
     if one.name in dropped:
       made = one.change(made)
-  size = made.client.local_batch_size
-  if size is not None and size >= made.audit.batch_size // made.client.cohort:
-    made = made._replace(client=dataclasses.replace(made.client, local_batch_size=None))
-  return made
+  count, size = made.audit.batch_size // made.client.cohort, made.client.local_batch_size
+  changes: dict[str, Any] = {'local_batch_size': None} if size is not None and size >= count else {}
+  changes |= {'order': ''} if count == 1 else {}
+  return made._replace(client=dataclasses.replace(made.client, **changes))
 
 
 def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
