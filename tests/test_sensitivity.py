@@ -174,6 +174,14 @@ def test_assumptions_are_skipped_for_a_reason():
   assert '6 steps in all' in several[4].production and 'precision=bfloat16' in several[7].production
 
 
+@pytest.mark.parametrize(('size', 'steps'), [(5, 4), (4, 4), (2, 2), (1, 2)])
+def test_a_dropped_batch_is_no_step(size, steps):
+  client = gl.ClientSettings(share='delta', local_epochs=2, local_batch_size=2, last_batch='dropped', cohort=3)
+  listed = assumptions(client, gl.attacks.csdlg(), gl.SensitivitySettings(batch_size=size))
+  (local,) = [one for one in listed if one.name == 'local training']
+  assert f'2 epochs, {steps} steps in all' in local.production
+
+
 @pytest.fixture(scope='module')
 def production():
   digits = gl.data.load('digits', 'train', limit=60)

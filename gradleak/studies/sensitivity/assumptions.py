@@ -113,7 +113,9 @@ def assumptions(
   rule = 'the samples give their own targets' if probe.loss.own else ''
   rule = 'the attack needs no labels' if unlabelled(attack, client, num_classes, modality) else rule
   model = _of_model(attack, settings, rule, _untrainable(public, given, modality), given, modality)
-  return [*model, *_of_training(client, attack, settings), *_of_client(client, batch_norm, defense)]
+  size = min(probe.batch_size or settings.batch_size, settings.batch_size)  # as in every setting
+  steps = dataclasses.replace(probe, batch_size=size, cohort=1).num_steps(settings.batch_size)
+  return [*model, *_of_training(client, attack, steps), *_of_client(client, batch_norm, defense)]
 
 
 def unlabelled(attack: AttackMethod, client: ClientSettings, num_classes: int, modality: Modality) -> bool:
@@ -158,10 +160,9 @@ def _of_model(
   ]
 
 
-def _of_training(client: ClientSettings, attack: AttackMethod, settings: SensitivitySettings) -> list[Assumption]:
-  """Returns the assumptions on local training, and on what the attacker knows of it."""
+def _of_training(client: ClientSettings, attack: AttackMethod, steps: int) -> list[Assumption]:
+  """Returns the assumptions on local training, of so many steps, and on what the attacker knows of it."""
   gradient = client.share == 'gradient'
-  steps = client.local_epochs * -(-settings.batch_size // (client.local_batch_size or settings.batch_size))
   local = {name: getattr(client, name) for name in _LOCAL_NAMES}
   return [
     Assumption(
