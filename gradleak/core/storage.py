@@ -28,6 +28,7 @@ from gradleak.core.trees import Tree
 # What a kill leaves of a folder that was being claimed.
 _CLAIM = re.compile(r'speed\.json|\.lock.*|\.(speed|config)\.json\..*\.tmp')
 _IN_JSON: dict[type, str] = {dict: 'an object', list: 'a list'}
+CHECKPOINT_SEAL = 'seal.json'  # name of the file, in the folder of a checkpoint, that says what its others must be
 SEAL = '_sha256'  # name of the digest among the arrays, and among the facts, that it is of
 
 
@@ -420,7 +421,7 @@ class Workdir:
   def save_checkpoint(self, name: str, step: int, tree: Tree | Callable[[], Tree], due: bool = False) -> None:
     """Saves a checkpoint, unless that would take more than a tenth of the time since the last one.
 
-    Orbax writes a new folder and renames it, so that a kill leaves this checkpoint or the one before.
+    Orbax writes a new folder and renames it, and its files are sealed. A kill leaves this checkpoint or the one before.
 
     Args:
       name: of the part.
@@ -443,8 +444,9 @@ class Workdir:
       return
     with naming(folder / f'{name}-{step:08}'):
       os.rmdir(tempfile.mkdtemp(dir=made_folder(folder)))  # where this fails, a thread of Orbax would wait five minutes
-      ocp.save(folder / f'{name}-{step:08}', {**leaves, SEAL: _digest_of_arrays(leaves)}, overwrite=True)
+      ocp.save(folder / f'{name}-{step:08}', leaves, overwrite=True)
     if self.writes:
+      _seal_checkpoint(folder / f'{name}-{step:08}')
       self._forget_checkpoints(name, kept=f'{name}-{step:08}')
     self._checkpoint_time = time.monotonic()
     self._checkpoint_cost = self._checkpoint_time - started
@@ -454,30 +456,29 @@ class Workdir:
     folder = (self.path / 'checkpoints').absolute()
     found = sorted(folder.glob(f'{name}-????????')) if folder.is_dir() else []
     for path in reversed(found):
-      leaves = _checkpoint(path)
-      if leaves is not None:
-        return int(path.name[-8:]), leaves
-      if (path / 'state').is_dir():  # else it was being removed when the run was killed
+      try:
+        if check_sealed(path / CHECKPOINT_SEAL, ''):  # else the run was killed while it was written
+          return int(path.name[-8:]), _checkpoint(path)
+      except errors.UsageError:
         warnings.warn(f'the checkpoint {path} is damaged: what came after the one before is done again', Caution, 2)
     return None
 
 
-def _checkpoint(path: pathlib.Path) -> list[np.ndarray] | None:
-  """Returns the leaves in a checkpoint; None for one that cannot be read or is not as it was written.
+def _seal_checkpoint(path: pathlib.Path) -> None:
+  """Writes what the files of a checkpoint must be.
 
-  Orbax checks no sums: without the digest, a byte that has changed on the disk would be a changed weight. Checkpoints
-  of earlier versions have none.
+  Orbax checks no sums. Where it fails to read a file, some of its threads may report to a loop that is closed by then.
   """
+  files = {str(file.relative_to(path)): description(file.read_bytes()) for file in path.rglob('*') if file.is_file()}
+  seal(path / CHECKPOINT_SEAL, {}, files)
+
+
+def _checkpoint(path: pathlib.Path) -> list[np.ndarray]:
+  """Returns the leaves in a checkpoint whose files are as they were written."""
   from orbax.checkpoint import v1 as ocp
 
-  try:
-    leaves = {name: np.asarray(leaf) for name, leaf in ocp.load(path).items()}
-  except Exception:  # Orbax does not document which errors it raises
-    return None
-  wanted = leaves.pop(SEAL, None)
-  if wanted is not None and not np.array_equal(wanted, _digest_of_arrays(leaves)):
-    return None
-  return [_leaf(name, leaves[name]) for name in sorted(leaves)]
+  leaves = ocp.load(path)
+  return [_leaf(name, np.asarray(leaves[name])) for name in sorted(leaves)]
 
 
 def _named(index: int, leaf: np.ndarray) -> tuple[str, np.ndarray]:
