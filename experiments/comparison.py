@@ -243,7 +243,7 @@ def difference(
 
 def _allowed(cell: Cell, found: Outcome, confidence: float) -> tuple[float, float]:
   low, high = interval(cell, found, confidence)  # type: ignore[misc]
-  slack = EXACT / 2 * abs(found.mean) if low == high else 0.0  # type: ignore[arg-type]
+  slack = EXACT / 2 * abs(found.mean) if low == high < math.inf else 0.0  # type: ignore[arg-type]
   return low - slack, high + slack
 
 

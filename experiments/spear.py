@@ -82,7 +82,7 @@ class Spears(Repeated):
     worst = max(errors)
     exact = sum(error < 1e-6 for error in errors)
     remark = f'{exact} of {len(errors)}; {row["seconds"]:.1f} s'
-    return Outcome(worst if math.isfinite(worst) else None, None, None, len(errors), None, 0, remark)
+    return Outcome(worst, None, None, len(errors), None, 0, remark)
 
   def picture(self, rows: list[dict]) -> bytes:
     """Returns a PNG: the largest error of each batch; batches that were not separated are at the right."""

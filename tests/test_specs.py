@@ -212,6 +212,20 @@ def test_grids():
 
 
 @pytest.mark.parametrize(
+  ('text', 'values'),
+  [
+    ('blur(width={},wrap=1)', ['(8,8)', '(16,16)']),
+    ('blur(width={})', ['(8,8)', '3', '((1,2),3)']),
+    ('chain(first=blur(width={}),wrap=1)', ['1', '2']),
+    ('chain(first={})+silence', ['blur(width=1)', 'silence']),
+    ('chain(first={})', ['blur(width=1,wrap=2)', "blur(wrap='a|b')"]),
+  ],
+)
+def test_alternatives_are_whole_values_tuples_and_calls_among_them(text, values):
+  assert grammar.expand(text.format('|'.join(values)), 'filter') == [text.format(value) for value in values]
+
+
+@pytest.mark.parametrize(
   ('text', 'texts'),
   [
     (f"ats(policy='{POLICY}')", [f"ats(policy='{POLICY}')"]),
@@ -245,7 +259,8 @@ def test_a_method_knows_its_settings():
     ('silence(width=1)', ['silence', "'width'", 'it has none']),
     ('blur', ['blur needs the setting width by name', 'blur(width=…)']),
     ('blur(width=none)', ['blur(width)', 'None']),
-    ('blur(width=1|2)', ['blur(width)', "'1|2'", 'a number']),
+    ('blur(width=1|2)', ["'width=1|2'", "'1|2' spells alternatives, expected one value"]),
+    ('blur(width=(8|16,8))', ["'8|16' spells alternatives, expected one value"]),
   ],
 )
 def test_what_does_not_fit_the_factory_is_named(text, words):

@@ -25,8 +25,6 @@ _CONTROL = re.compile(r'[\x00-\x08\x0e-\x1f\x7f]')
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _WORD_IN_QUOTES = re.compile(_QUOTED, re.DOTALL)
 _TOKEN = re.compile(f'{_QUOTED}|.', re.DOTALL)  # what stands in quotes is one token
-# Alternatives behind '='; or what stands in quotes elsewhere, to be skipped.
-_GRID = re.compile(rf"""(?<==)((?:{_QUOTED}|[^,;()='"|])*(?:\|(?:{_QUOTED}|[^,;()='"|])*)+)|{_QUOTED}""", re.DOTALL)
 _BARE = re.compile(r"""[^|,;()+='"\s]+""")
 _CONSTANTS = {'true': True, 'false': False, 'none': None, 'inf': math.inf, '-inf': -math.inf, 'nan': math.nan}
 
@@ -125,19 +123,32 @@ def expand(text: str, kind: str) -> list[str]:
     UsageError: for an empty value among the alternatives, or more than 10,000 texts.
   """
   what = _check(text, kind)
-  found = [match for match in _GRID.finditer(text) if match[1] is not None]
-  grids = [[value.strip() for value in _split(match[1], '|')] for match in found]
+  found = list(_grids(text))
+  grids = [[value.strip() for value in _split(text[start:end], '|', depth=0)] for start, end in found]
   if not all(value for values in grids for value in values):
     raise errors.UsageError(f'{what} has an empty value in a grid, expected as in (setting=1|2|3)')
   number = math.prod(map(len, grids))
   if number > _MOST:
     raise errors.UsageError(f'{what} spans a grid of {number} entries, expected at most {_MOST}')
-  edges = [0, *(edge for match in found for edge in match.span()), len(text)]
+  edges = [0, *itertools.chain.from_iterable(found), len(text)]
   between = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
   return [
     ''.join(itertools.chain.from_iterable(itertools.zip_longest(between, values, fillvalue='')))
     for values in itertools.product(*grids)
   ]
+
+
+def _grids(text: str) -> Iterator[tuple[int, int]]:
+  """Yields where values begin and end that are spelled as alternatives, from left to right; none is inside another."""
+  marks, behind = list(_marks(text)), 0
+  for mark, place, depth in marks:
+    if mark != '=' or place < behind:
+      continue
+    ends = (at for sign, at, deep in marks if at > place and (deep < depth or (deep == depth and sign in ',;+')))
+    start, end = place + 1, next(ends, len(text))
+    if len(_split(text[start:end], '|', depth=0)) > 1:
+      behind = end
+      yield start, end
 
 
 def _check(text: str, kind: str) -> str:
@@ -197,6 +208,8 @@ def _value(text: str) -> Any:
   number = _number(text)
   if number is None and ("'" in text or '"' in text):
     raise ValueError('quotes stand around a whole value')
+  if '|' in text:
+    raise ValueError(f'{errors.shown(text)} spells alternatives, expected one value')
   if (isinstance(number, int) and abs(number) >= 2**63) or number in (math.inf, -math.inf):
     raise ValueError('the number is too large')
   return text if number is None else number

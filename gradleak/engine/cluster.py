@@ -306,10 +306,13 @@ class _Ray:
 
 @contextlib.contextmanager
 def _slurm(cores: int, gpus: int, retries: int, options: str, logs: Any) -> Iterator['_Slurm']:
+  given = {'job_name': 'gradleak', 'time': 480, **_options(options)}
+  for name, flag, value in (('cpus_per_task', 'cores', cores), ('gpus_per_node', 'gpus', gpus)):
+    if name in given:
+      raise errors.UsageError(f'{name} is given among the options of sbatch: it is what --{flag} says')
+    given |= {name: value} if value else {}
   submitit = _library('submitit', 'slurm')
   import_module('cloudpickle').register_pickle_by_value(sys.modules[__name__])
-  given = {'job_name': 'gradleak', 'time': 480, **_options(options), 'cpus_per_task': cores}
-  given |= {'gpus_per_node': gpus} if gpus else {}
   try:
     executor = submitit.SlurmExecutor(folder=logs, max_num_timeout=retries)
     known = set(executor._valid_parameters())

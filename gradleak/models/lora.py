@@ -21,6 +21,7 @@ CITATION = (
   'Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.'
 )
 _BASE = 'base'  # the collection of the weights that stay as they are
+_ADDED = ('cls_token', 'class_token', 'pos_embed', 'pos_embedding')  # names of parameters that are added to inputs
 
 
 @ranged
@@ -37,7 +38,8 @@ def lora(
   A is drawn from N(0, 1/rows) and B is zero, so that the network starts as `model`. Everything else, biases and norms
   too, stands in the collection 'base' of the variables and is neither trained nor shared. The running statistics of
   BatchNorm stay in theirs, and are. The rows of W are the inputs of a layer. Those of a convolution are all entries of
-  its window, and its features are the columns, as in PEFT.
+  its window, and its features are the columns, as in PEFT. Biases of several axes, and tokens or positions that a
+  network adds to its inputs (`cls_token`, `pos_embed`), are no weight matrices.
 
   Formula:
     W' = W + \frac{\text{alpha}}{\text{rank}} A B, \quad A_{ij} \sim \mathcal{N}(0, 1 / \text{rows}), \quad B = 0
@@ -108,8 +110,9 @@ def lora(
 
 
 def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bool:
-  """Returns whether a parameter at `path` is a matrix of a chosen module; of any where none is chosen."""
-  return len(leaf.shape) >= 2 and (not chosen or any(name in chosen for name in path[:-1]))
+  """Returns whether a parameter at `path` is a weight matrix of a chosen module; of any where none is chosen."""
+  added = path[-1].endswith('bias') or path[-1] in _ADDED
+  return len(leaf.shape) >= 2 and not added and (not chosen or any(name in chosen for name in path[:-1]))
 
 
 def _inputs(model: Model) -> Callable[[ImageShape, Tree], dict[tuple[str, ...], tuple[int, ...]]]:

@@ -150,7 +150,15 @@ def thresholds(values: np.ndarray, weights: np.ndarray, bins: int) -> np.ndarray
 
 
 def weights_of(
-  places: Places, params: Tree, rng: np.random.Generator, most: int, texts: Any, *, gain: float, mark: float
+  places: Places,
+  params: Tree,
+  rng: np.random.Generator,
+  most: int,
+  texts: Any,
+  *,
+  padding: int | None,
+  gain: float,
+  mark: float,
 ) -> Tree:
   """Returns the parameters that the server sends.
 
@@ -160,6 +168,7 @@ def weights_of(
     rng: draws codes and the measurement.
     most: tokens of a text; bins are those of one position after the other.
     texts: public token ids [P, T] by which bins are filled equally; None for tokens and positions that are alike.
+    padding: the id that fills short texts and needs no bin; None where there is none.
     gain: of the measurement, which makes GELU a step.
     mark: scale of the mark beside a code.
   """
@@ -179,6 +188,8 @@ def weights_of(
   counts = np.full((vocabulary, most), float(texts is None))
   if texts is not None:
     np.add.at(counts, (texts, np.arange(texts.shape[1])[np.newaxis]), 1.0)
+  if padding is not None:
+    counts[padding] = 0.0
   values = (codes @ measured[:own])[:, np.newaxis] + (spots[:most] @ measured[own : own + place])[np.newaxis]
   edges = thresholds(values, counts, bins)
   mixing = np.zeros((features, features))
@@ -232,7 +243,8 @@ def decepticons_server(*, gain: Gain = 1e5, mark: Mark = 0.1) -> Server:
       raise errors.UsageError(f'decepticons needs a neuron for each of {length} positions, and the layer has {bins}')
     texts = None if scenario.public is None else np.asarray(scenario.public[0])
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
-    made = weights_of(places, params, rng, length, texts, gain=gain, mark=mark)
+    padding = scenario.client.model.padding
+    made = weights_of(places, params, rng, length, texts, padding=padding, gain=gain, mark=mark)
     return scenario._replace(variables={**scenario.variables, 'params': made})
 
   return one_round(prepare)

@@ -14,6 +14,7 @@ its width.
 
 import dataclasses
 import statistics
+from collections.abc import Collection
 from typing import Annotated
 
 import jax
@@ -203,7 +204,9 @@ def imprint_server(
     edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement)
     module = module_parameters(w, edges, gain=gain, sparse=sparse)
     model = insert(scenario.client.model, module, gain=gain, sparse=sparse, residual=residual)
-    frozen, private = (tuple(map(_inside, names)) for names in (scenario.client.frozen, scenario.client.private))
+    given, shape = scenario.client, scenario.samples.shape[1:]
+    known = {layer.name for layer in given.model.layers(shape)} if given.model.layers is not None else set()
+    frozen, private = (tuple(_inside(name, known) for name in names) for names in (given.frozen, given.private))
     return scenario._replace(
       client=dataclasses.replace(scenario.client, model=model, frozen=frozen, private=private),
       variables={**scenario.variables, 'params': {_NAME: module, 'model': scenario.variables['params']}},
@@ -212,8 +215,10 @@ def imprint_server(
   return one_round(prepare)
 
 
-def _inside(name: str) -> str:
-  """Returns what a module of the honest model is called behind the imprint module: a path begins with 'model'."""
+def _inside(name: str, layers: Collection[str]) -> str:
+  """Returns the name behind the imprint module of a layer or module of the honest model: a path begins with 'model'."""
+  if name in layers:
+    return f'model/{name}'
   path = name.replace('.', '/')
   return f'/model/{path.strip("/")}' if '/' in path else name
 

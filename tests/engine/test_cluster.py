@@ -133,6 +133,8 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     ('local', 'time=5', "the options 'time=5' are for sbatch, and local is not Slurm"),
     ('local', '', "the cluster local needs ray, which is not installed: pip install -e '.[cluster]'"),
     ('slurm', '', 'the cluster slurm needs submitit'),
+    ('slurm', 'time=5,cpus_per_task=8', 'cpus_per_task is given among the options of sbatch: it is what --cores says'),
+    ('slurm', 'gpus-per-node=2', 'gpus_per_node is given among the options of sbatch: it is what --gpus says'),
   ],
 )
 def test_a_place_that_is_not_there_is_one_sentence(where, options, message, monkeypatch):

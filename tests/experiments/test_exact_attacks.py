@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import peeling, separation, spear, table
+from experiments import claims, peeling, separation, spear, table
 from experiments.study import SCALES
 from gradleak import Client, models
 from gradleak.attacks.peeling import Peeled
@@ -129,6 +129,16 @@ def test_a_run_measures_and_draws(name, tmp_path, monkeypatch):
   outcomes = [run.outcome(cell, rows) for cell in cells]
   found = table.sections(dataclasses.replace(experiment, cells=tuple(cells)), outcomes)
   assert all(len(line) == len(lines[0]) for lines in found.values() for line in lines)
+
+
+@pytest.mark.parametrize(('error', 'word'), [(None, 'does not hold'), (1e-9, 'holds')])
+def test_batches_that_are_never_separated_contradict_the_claim_that_they_are_exact(error, word):
+  experiment = experiments.get('spear_exact')
+  (run,) = experiment.runs.values()
+  rows = [{'defense': label, 'size': 1, 'errors': [error] * 3, 'seconds': 1.0} for label in run.defenses]
+  outcomes = [run.outcome(cell, rows) for cell in experiment.cells]
+  exact = [one for one in claims.CLAIMS['spear_exact'] if one.other == '1e-6']
+  assert {*claims.judged(experiment, outcomes, 'mini', exact).values()} == {word}
 
 
 def test_batches_are_smaller_at_the_smallest_scale_alone():

@@ -191,6 +191,22 @@ def test_networks_that_a_trace_follows_only_in_part_are_adapted():
   np.testing.assert_allclose(jax.jit(model.apply)(variables, images)[0], blocks(variables['base'], images), rtol=1e-6)
 
 
+def test_biases_of_several_axes_and_added_positions_are_no_weight_matrices():
+  class Attended(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = x.reshape(len(x), -1, 4) + self.param('pos_embed', nn.initializers.normal(), (1, 4, 4))
+      x = nn.DenseGeneral((2, 3), name='heads')(x)
+      return nn.Dense(3)(x.reshape(len(x), -1))
+
+  base = models.from_flax(Attended())
+  adapters = jax.eval_shape(lambda: lora(base).init(jax.random.key(0), (4, 4, 1)))['params']
+  assert {path for path, _ in ((trees.path_names(p)[:-1], x) for p, x in jax.tree.leaves_with_path(adapters))} == {
+    ('heads', 'kernel'),
+    ('Dense_0', 'kernel'),
+  }
+
+
 @pytest.mark.parametrize('spec', ['convnet(width=16)', 'resnet20(width=16)', 'vgg11(width=16)'])
 def test_every_convolution_of_the_library_has_its_features_as_columns(spec):
   base, model, shape = models.create(spec, 3), models.create(f'{spec}+lora(rank=2)', 3), (32, 32, 3)

@@ -95,6 +95,21 @@ def test_texts_that_the_bins_do_not_explain_are_left_out():
   assert right[0][:8] not in module._sure(bins, held, [right[0][:8], *right[1:]], True)
 
 
+@pytest.mark.parametrize('public', [True, False])
+def test_bins_are_filled_by_tokens_and_not_by_padding(monkeypatch, public):
+  """At the last positions, most public texts have padding alone."""
+  seen = []
+
+  def watched(values, weights, bins):
+    seen.append(weights)
+    return thresholds(values, weights, bins)
+
+  thresholds = module.thresholds
+  monkeypatch.setattr(module, 'thresholds', watched)
+  given = sent(scenario('bert', 'mean', 'cross_entropy', public=public))
+  assert given.client.model.padding == 0 and not seen[0][0].any() and seen[0][1:].sum() > 100
+
+
 @pytest.mark.slow
 def test_noise_hides_them_and_shows_no_text():
   given = sent(scenario('bert', 'mean', 'cross_entropy'))

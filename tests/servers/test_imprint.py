@@ -252,6 +252,25 @@ def test_what_is_frozen_is_frozen_behind_the_module(prepared):
     assert all(jax.tree.leaves(trained['imprint']))
 
 
+def test_a_frozen_layer_is_found_behind_the_module_by_its_name(prepared):
+  """Layers of a network of functions are called as its author likes, and hold parameters of several modules."""
+
+  def init(key, shape):
+    size = shape[0] * shape[1]
+    return {'in': {'w': jax.random.normal(key, (size, 4))}, 'out': {'w': jnp.ones((4, 3)), 'b': jnp.zeros(3)}}
+
+  def apply(params, images):
+    return images.reshape(len(images), -1) @ params['in']['w'] @ params['out']['w'] + params['out']['b'][None]
+
+  named = [trees.Layer('first', (('in', 'w'), ('out', 'b'))), trees.Layer('second', (('out', 'w'),))]
+  model = gradleak.models.from_functions(init, apply, layers=named)
+  images = jax.random.uniform(jax.random.key(0), (6, 4, 4, 1))
+  scenario = gradleak.scenario(model, images, jnp.arange(6) % 3, key=jax.random.key(1), frozen='first')
+  sent = prepared(imprint(bins=4), scenario, 1)
+  trained = sent.client.trained_layers(sent.variables['params'], images.shape[1:])['model']
+  assert not trained['in']['w'] and not trained['out']['b'] and trained['out']['w']
+
+
 def test_what_is_missing_is_named(honest, prepared):
   with pytest.raises(errors.UsageError, match='public'):
     prepared(imprint(quantiles='empirical'), honest(public=None), 12)
