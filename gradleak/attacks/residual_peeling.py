@@ -3,7 +3,7 @@
 Our own method. It needs neither public data nor statistics of BatchNorm. A stage ends at a ReLU through which all
 passes, as each residual block does, or a max pool behind one (`gradleak.models.stages`).
 
-  1. The dense layer gives the features and what comes back to them: f = ∂W·∂b / ‖∂b‖² and δ = W·∂b.
+  1. The dense layer gives the features, as far as they are sent, and what comes back: f = ∂W·∂b / ‖∂b‖² and δ = W·∂b.
   2. The last stage starts with a convolution of many channels. The map before it has a closed form up to its scale, see
      `closed_map`, and the scale follows from the features.
   3. Each stage before has a known map behind it, and what comes back to that. Its input has the same closed form, or
@@ -92,18 +92,21 @@ class Peeled(NamedTuple):
 def features(kernel: np.ndarray, kernel_gradient: np.ndarray, bias_gradient: np.ndarray) -> tuple[Any, Any]:
   """Returns the input of a dense layer, [in], and the loss's gradient at it, from the gradient of one sample.
 
+  Entries of zero are taken as not sent. An input of which nothing is sent, as Soteria leaves them, is not a number.
+
   Args:
     kernel, kernel_gradient: [in, out].
     bias_gradient: [out], which is the loss's gradient at the outputs.
   """
-  shares = bias_gradient @ bias_gradient
-  return kernel_gradient @ bias_gradient / np.maximum(shares, np.finfo(np.float64).tiny), kernel @ bias_gradient
+  shares = (kernel_gradient != 0) @ bias_gradient**2
+  known = np.divide(kernel_gradient @ bias_gradient, shares, out=np.full(len(shares), np.nan), where=shares > 0)
+  return known, kernel @ bias_gradient
 
 
 def _scaled(after: Callable[[Any], Any], x: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Returns `x` times the factor with which `after` of it comes closest to what is wanted."""
+  """Returns `x` times the factor with which `after` of it comes closest to what is wanted, where that is a number."""
   x = x / np.sqrt(np.mean(x**2))
-  apart = jax.jit(jax.vmap(lambda factor: jnp.sum(jnp.abs(jnp.ravel(after(factor * x)) - wanted))))
+  apart = jax.jit(jax.vmap(lambda factor: jnp.nansum(jnp.abs(jnp.ravel(after(factor * x)) - wanted))))
   centre, width = 0.0, np.log(1e3)
   for _ in range(6):
     factors = np.exp(np.linspace(centre - width, centre + width, 33))

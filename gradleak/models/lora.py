@@ -38,7 +38,7 @@ def lora(
   A is drawn from N(0, 1/rows) and B is zero, so that the network starts as `model`. Everything else, biases and norms
   too, stands in the collection 'base' of the variables and is neither trained nor shared. The running statistics of
   BatchNorm stay in theirs, and are. The rows of W are the inputs of a layer. Those of a convolution are all entries of
-  its window, and its features are the columns, as in PEFT. What is added to inputs (`pos_embed`) is no matrix of weights.
+  its window, and its features are the columns, as in PEFT. What is added to inputs (`pos_embed`) is no weight matrix.
 
   Formula:
     W' = W + \frac{\text{alpha}}{\text{rank}} A B, \quad A_{ij} \sim \mathcal{N}(0, 1 / \text{rows}), \quad B = 0

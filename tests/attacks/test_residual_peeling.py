@@ -401,6 +401,23 @@ def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkey
   assert found.image is None and len(found.maps) == 1
 
 
+@pytest.mark.parametrize('rate', [0.6, 0.95])
+def test_features_that_soteria_leaves_out_are_not_taken_for_zero(digits, monkeypatch, rate):
+  """Most of them are left out; the scale of the map follows from the others."""
+  client, seen = observed(digits, Small(1))
+  images, labels = (jnp.asarray(part[:1]) for part in digits)
+  pruned = gl.defenses.soteria(client.model, rate=rate)
+  update, _ = jax.jit(functools.partial(pruned.update, variables=seen.variables))(
+    seen.update,
+    pruned.init(seen.variables['params']),
+    seen.variables['params'],
+    batch=(images, jax.nn.one_hot(labels, 10)),
+  )
+  assert (np.asarray(update['dense']['kernel']) == 0).all(axis=1).sum() == int(rate * 16)
+  found, truth = maps_found(client, Observation(**{**vars(seen), 'update': update}), digits, monkeypatch)
+  assert near(found.maps[-1], truth[1])
+
+
 @pytest.mark.long
 def test_what_is_not_sent_is_no_gradient_of_zero(digits, monkeypatch):
   client, seen = observed(digits, Small(2), frozen=('block0',))
