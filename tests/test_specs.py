@@ -225,6 +225,13 @@ def test_alternatives_are_whole_values_tuples_and_calls_among_them(text, values)
   assert grammar.expand(text.format('|'.join(values)), 'filter') == [text.format(value) for value in values]
 
 
+def test_alternatives_within_alternatives_are_refused():
+  inner, silence = grammar.expand('chain(first=blur(width=1|2)|silence)', 'filter')
+  assert grammar.spec(silence, 'filter').settings == (('first', 'silence'),)
+  with pytest.raises(errors.UsageError, match='spells alternatives, expected one value'):
+    grammar.spec(inner, 'filter')
+
+
 @pytest.mark.parametrize(
   ('text', 'texts'),
   [

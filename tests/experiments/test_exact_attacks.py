@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import experiments
-from experiments import claims, peeling, separation, spear, table
+from experiments import claims, comparison, peeling, separation, spear, table
 from experiments.study import SCALES
 from gradleak import Client, models
 from gradleak.attacks.peeling import Peeled
@@ -139,6 +139,8 @@ def test_batches_that_are_never_separated_contradict_the_claim_that_they_are_exa
   outcomes = [run.outcome(cell, rows) for cell in experiment.cells]
   exact = [one for one in claims.CLAIMS['spear_exact'] if one.other == '1e-6']
   assert {*claims.judged(experiment, outcomes, 'mini', exact).values()} == {word}
+  cell, found = experiment.cells[0], outcomes[0]
+  assert comparison.difference((cell, found), (cell, found._replace(mean=1.0))) > (0.9 if error is None else -1.1, -0.9)
 
 
 def test_batches_are_smaller_at_the_smallest_scale_alone():
