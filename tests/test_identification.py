@@ -472,6 +472,13 @@ def test_a_result_is_read_as_it_was_written_or_refused(scenario, tmp_path):
     identification.load(tmp_path / 'parts')
 
 
+@pytest.mark.parametrize('defense', [D.fragmentation_random(ratio=0.5), D.svt_privacy(noise_var=1e9, gamma=1.0)])
+def test_a_batch_is_compared_with_what_any_round_sent(scenario, defense):
+  """Entries that a single one of eight rounds left out were not compared, and there were no others."""
+  found = identify(scenario, [defense], 2, batch_size=2, candidates=20, rounds=8)
+  assert found.identified(str(defense)) == (4, 4)
+
+
 def test_candidates_of_another_kind_do_not_count():
   listed = identification._List(np.zeros((4, 1)), np.asarray([0, 0, 1, 1]), np.asarray([[0]]), kinds=True)
   (row,), _ = identification._judged(

@@ -320,7 +320,7 @@ class Known:
     self,
     name: str,
     words: str,
-    weigh: Callable[[Tree], Tree] | None = None,
+    weigh: Callable[[Tree, Tree], Tree] | None = None,
     simulates: Defense | None = None,
     **settings: Any,
   ) -> AdaptiveAttack:
@@ -328,7 +328,7 @@ class Known:
 
     Args:
       name, words, simulates: see `AdaptiveAttack`. What is simulated is not masked, see `besides`.
-      weigh: update -> weights of its entries, or None for 1.
+      weigh: (update, masks of its rounds) -> weights of its entries, or None for 1.
       **settings: of the attack.
     """
     parts = {part: said for part, (_, said) in self.parts.items() if part != 'floor'}
@@ -338,7 +338,8 @@ class Known:
 
     def views(upload: Upload) -> list[View]:
       update = self.observed(upload)
-      weighted = None if weigh is None else jax.tree.map(lambda w: np.asarray(w, np.float16), weigh(update))
+      given = None if weigh is None else weigh(update, upload.mask)
+      weighted = None if given is None else jax.tree.map(lambda w: np.asarray(w, np.float16), given)
       view = self.view(upload, weighted, update)._replace(noise=0.0)
       return [view if simulates is None else view._replace(weights=self.besides(simulates, upload, update))]
 
@@ -507,7 +508,24 @@ def adaptive_attacks(
   suited = [adaptive for adaptive in found if adaptive is not None and adaptive.suits(attack)]
   if 'floor' in known.parts:  # those that change the attack have no noise in their views
     suited = [one if one.settings or one.simulates else one._replace(noise=bound.defense) for one in suited]
+  if known.rounds > 1 and not known.sums and any(map(_drops_at_random, stages)):
+    suited = [one._replace(views=functools.partial(_of_what_was_sent, one.views)) for one in suited]
   return [*_learned(known), *suited] if attack.adaptive else suited
+
+
+def _drops_at_random(stage: Stage) -> bool:
+  """Returns whether zeros of a stage say what was not sent; those behind noise, of the smallest entries, are values."""
+  return stage.traits.random and stage.traits.sparsifies == 'zeros' and not stage.traits.by_magnitude
+
+
+def _of_what_was_sent(views: Callable[[Upload], list[View]], upload: Upload) -> list[View]:
+  return views(_without_zeros(upload))
+
+
+def _without_zeros(upload: Upload) -> Upload:
+  """Returns an upload of R rounds whose zeros were not sent."""
+  mask = jax.tree.map(lambda mask, u: _widened(mask, u) & (u != 0), upload.mask, upload.update)
+  return dataclasses.replace(upload, mask=mask)
 
 
 def _agreed(known: Known) -> AdaptiveAttack | None:
@@ -536,10 +554,15 @@ def _most_frequent(values: np.ndarray, mask: np.ndarray, mean: np.ndarray) -> np
     mask: whether they sent it, booleans [R] or [R, …].
     mean: of what was sent, […].
   """
-  sent = np.broadcast_to(np.reshape(mask, (*np.shape(mask), *(1,) * (np.ndim(values) - np.ndim(mask)))), values.shape)
+  sent = _widened(mask, values)
   shared = np.stack([np.sum((values == one) & sent & own, axis=0) for one, own in zip(values, sent, strict=True)])
   chosen = np.take_along_axis(values, np.argmax(shared, axis=0)[None], axis=0)[0]
   return np.where(np.max(shared, axis=0) > 1, chosen, mean).astype(values.dtype)
+
+
+def _widened(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
+  """Returns the mask of a tensor of several rounds, [R] or [R, …], in the shape of its values."""
+  return np.broadcast_to(np.reshape(mask, (*np.shape(mask), *(1,) * (np.ndim(values) - np.ndim(mask)))), values.shape)
 
 
 def _prior(known: Known) -> AdaptiveAttack | None:
@@ -575,17 +598,20 @@ def _weighted(known: Known) -> AdaptiveAttack | None:
     share = 1.0 if noise is None else noise.fraction(stage.settings)
     if noise is None or not 0 < share < 1:
       continue
-    variance = known.noise_of(stage)
-    if _expected(variance, ones(known.context.variables['params'])) == 0:
+    if _expected(known.noise_of(stage), ones(known.context.variables['params'])) == 0:
       continue
     if noise.groups is not None:
-      groups = noise.groups(arguments)
-      weigh, prior = functools.partial(weights.by_group, groups=groups, variance=variance, share=share), PRIORS[0]
+      by: Callable[..., Tree] = functools.partial(weights.by_group, groups=noise.groups(arguments), share=share)
+      prior = PRIORS[0]
     elif stage.traits.sparsifies == 'zeros':
-      weigh, prior = functools.partial(weights.by_magnitude, variance=variance), 2 * PRIORS[-1]
+      by, prior = weights.by_magnitude, 2 * PRIORS[-1]
     else:
       continue
     words, settings = known.smooth('It weighs each entry by the noise expected on it', 'smoothness', prior)
+
+    def weigh(update: Tree, masks: Tree, by: Callable[..., Tree] = by, stage: Stage = stage) -> Tree:
+      return by(update, variance=known.noise_of(stage, masks))
+
     return known.changed('weighted', words, weigh, **settings)
   return None
 
@@ -617,10 +643,10 @@ def _shown(known: Known) -> AdaptiveAttack | None:
     return None
 
   def views(upload: Upload) -> list[View]:
-    update = known.observed(upload)
     context = known.context
     usual = typical_zeros(context.client, context.sample_shape, known.num_samples, context.variables)
-    dropped = _zeros(update) > float(usual) + _DROPPED
+    dropped = _zeros(upload.update) > float(usual) + _DROPPED  # in each round, of which a mean has fewer
+    update = known.observed(_without_zeros(upload) if dropped else upload)
     weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if dropped else ones(update)
     norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
     return [View(update, weighted, 0.0, norm)]

@@ -58,15 +58,17 @@ def by_magnitude(update: Tree, variance: float | Tree) -> Tree:
 
   Args:
     update: what is compared; zeros are not.
-    variance: of the noise, a float or a tree of floats.
+    variance: of the noise, a float or a tree of floats or arrays.
   """
   leaves, treedef = jax.tree.flatten(update)
   found = []
-  for u, v in zip(leaves, _leaves(variance, leaves), strict=True):
-    u, v = np.asarray(u, np.float64), max(v, 1e-30)
+  variances = [variance] * len(leaves) if isinstance(variance, float) else jax.tree.leaves(variance)
+  for u, v in zip(leaves, variances, strict=True):
+    u, v = np.asarray(u, np.float64), np.broadcast_to(np.maximum(v, 1e-30), np.shape(u))
     kept = u != 0
-    spread = np.mean(np.square(u[kept])) if kept.any() else v
-    signal = max(2 * (spread - v), 1e-6 * v)
+    usual = np.mean(v[kept]) if kept.any() else 1e-30
+    spread = np.mean(np.square(u[kept])) if kept.any() else usual
+    signal = max(2 * (spread - usual), 1e-6 * usual)
     log_odds = 0.5 * np.square(u) * (1 / v - 1 / (v + signal)) - 0.5 * math.log((v + signal) / v)
     found.append(kept / (1 + np.exp(-np.clip(log_odds, -500, 500))) / v)
   largest = max((float(w.max()) for w in found if w.size), default=0.0) or 1.0

@@ -551,12 +551,11 @@ class _Run:
     found = []
     for trial, several in enumerate(updates):
       several, mask = likelihood.finite(several, None if masks is None else masks[trial])
-      mean = several.mean(axis=0)
-      kept = np.ones(mean.shape, bool) if mask is None else mask.all(axis=0)
-      variance = given.variances
-      weights = (
-        1 / np.sqrt(variance[kept]) if given.stated and np.all(variance > 0) else np.ones(kept.sum(), np.float32)
-      )
+      times = np.full(several.shape[1:], len(several)) if mask is None else mask.sum(axis=0)
+      mean = (several if mask is None else several * mask).sum(axis=0) / np.maximum(times, 1)
+      kept, variance = times > 0, given.variances
+      stated = given.stated and np.all(variance > 0)
+      weights = np.sqrt(times[kept] / (variance[kept] if stated else len(several)), dtype=np.float32)
       rows, target = means[:, kept] * weights, mean[kept] * weights
       gram = np.asarray(rows @ rows.T, np.float64)
       common = np.asarray(rows @ target, np.float64)

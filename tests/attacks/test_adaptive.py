@@ -543,6 +543,27 @@ def test_what_an_upload_shows_is_evidence_without_any_name(context, gradient, pl
   np.testing.assert_array_equal(entries(only_view(adaptive, gaps).weights), entries(gaps) != 0)
 
 
+@pytest.mark.parametrize(('traits', 'name'), [({'sparsifies': 'zeros'}, 'averaged+masked'), ({}, 'averaged+shown')])
+def test_what_a_round_drops_at_random_is_no_zero_of_the_mean(context, gradient, traits, name):
+  mine = defenses.bind(gl.defenses.wrap(optax.identity(), 'upload', random=True, **traits), context)
+  found = {adaptive.name: adaptive for adaptive in attacks_on(mine, context, 1, attacks.csdlg(), 4)}
+  rng = np.random.default_rng(0)
+  sent = [jax.tree.map(lambda x: np.where(rng.random(x.shape) < 0.4, x, 0), gradient) for _ in range(4)]
+  view = only_view(found[name], *sent)
+  np.testing.assert_array_equal(entries(view.weights), np.any([entries(one) != 0 for one in sent], axis=0))
+  np.testing.assert_allclose(entries(view.update), entries(view.weights) * entries(gradient), rtol=1e-6)
+
+
+def test_the_noise_of_a_mean_is_that_of_the_rounds_that_sent_an_entry(context, gradient):
+  noise = gl.defenses.Noise(lambda settings, context, count: 0.01)
+  mine = gl.defenses.wrap(optax.identity(), 'upload', random=True, sparsifies='zeros', noise=noise)
+  found = attacks_on(defenses.bind(mine, context), context, 1, attacks.csdlg(), 2)
+  (floor,) = (adaptive for adaptive in found if adaptive.name.endswith('floor'))
+  once = jax.tree.map(lambda x: np.where(np.arange(x.size).reshape(x.shape) % 2, x, 0), gradient)
+  twice, either = (np.sum(entries(one) != 0) for one in (once, gradient))
+  assert only_view(floor, once, gradient).noise == pytest.approx(0.01 * (either - twice / 2))
+
+
 def scaled(updates, params=None):
   """A function of the update that hides it from attackers who do not know it."""
   del params
@@ -607,8 +628,7 @@ def test_who_simulates_does_not_compare_what_the_simulation_would_have_sent(defe
       weights, update = entries(view.weights), entries(view.update)
       right = {'sent': np.any(sent[:rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[compared]
       np.testing.assert_array_equal(weights, right)
-      if rounds == 1 or compared != 'nonzero':  # of several rounds, the mean counts zeros
-        np.testing.assert_allclose(weights * ours, weights * update, rtol=1e-5, atol=1e-8)
+      np.testing.assert_allclose(weights * ours, weights * update, rtol=1e-5, atol=1e-8)
 
 
 def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
