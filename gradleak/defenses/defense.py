@@ -437,7 +437,7 @@ def wrap(
 
   Args:
     transformation: an optax transformation; for the place 'data' a function (key, samples, targets) -> (samples,
-      targets).
+      targets). A `Defense` is returned as it is.
     place: where it acts, see `Traits`.
     label: how results call it.
     version: of its code, such as '2'. A work directory holds label and version; under another version it is refused. A
@@ -445,9 +445,17 @@ def wrap(
     **traits: its other properties, see `Traits`.
 
   Raises:
-    UsageError: without a place, for an unknown trait, or for an object of another kind.
+    UsageError: without a place, for an unknown trait, for an object of another kind, or for what a `Defense` would not
+      keep: another place, a label, a version, traits.
   """
   if isinstance(transformation, Defense):
+    others = [stage for stage in transformation.stages if place not in (None, stage.traits.place)]
+    if others or version or traits or label != 'own':
+      raise errors.UsageError(
+        f"'{transformation}' is a defense, and keeps its "
+        + (f"place '{others[0].traits.place}'" if others else 'label, version and traits')
+        + ': wrap the transformation that it is made of, or leave wrap out'
+      )
     return transformation
   if place is None:
     raise errors.UsageError(

@@ -150,6 +150,7 @@ def test_a_users_own_transformation(context):
   double, triple = (defenses.wrap(optax.scale(factor), 'upload', label=f'{factor:g} times') for factor in (2.0, 3.0))
   assert str(double) == '2 times' and double.numbers == () and double != triple
   assert double.structure != triple.structure and defenses.wrap(double) is double
+  assert defenses.wrap(double, 'upload') is double
   by_two, noise = optax.scale(2.0), defenses.Noise(lambda settings, context, count: 1.0)
   assert defenses.wrap(by_two, 'upload') == defenses.wrap(by_two, 'upload', label='other')
   assert len({defenses.wrap(by_two, place) for place in ('step', 'upload', 'round')}) == 3
@@ -195,6 +196,8 @@ def test_a_users_own_factory_is_one_of_defenses(context):
     (lambda: defenses.wrap(optax.scale(2.0), 'uplod'), "unknown place 'uplod'; did you mean 'upload'"),
     (lambda: defenses.wrap(optax.scale(2.0), 'data'), r'expected a function \(key, samples, targets\)'),
     (lambda: defenses.wrap(lambda u: u, 'step'), 'expected an optax transformation'),
+    (lambda: defenses.wrap(defenses.laplace(scale=1.0), 'step'), r"laplace\(scale=1.0\)' .* keeps its place 'upload'"),
+    (lambda: defenses.wrap(defenses.laplace(scale=1.0), 'upload', label='mine'), 'keeps its label, version and traits'),
     (lambda: defenses.wrap(optax.scale(2.0), 'step', randm=True), "unknown trait .*'randm'; did you mean 'random'"),
     (
       lambda: defenses.wrap(optax.scale(2.0), 'step', sparsifies='zero'),
