@@ -109,6 +109,11 @@ class AttackMethod(Method):
   prepare: Callable[..., Tree] | None = None
   adaptive: bool = False
 
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.settings.get('distance') == 'prefix':  # it compares no updates
+      object.__setattr__(self, 'reads', frozenset())
+
   @property
   def name(self) -> str:
     """The factory's name, or the label of an attack of a user's own."""

@@ -177,6 +177,8 @@ def test_without_auxiliary_data_nobody_starts_from_it(context):
     (attacks.csdlg(match='sign'), 'outpost', ['masked', 'masked+prior', 'masked+weighted']),  # of a plain gradient
     (attacks.csdlg(match='sign'), 'clamp(limit=1)', []),
     (attacks.prefix(), 'outpost', ['prior']),  # it compares no update
+    (attacks.csdlg(distance='prefix'), 'outpost', ['prior']),
+    (attacks.csdlg().changed(distance='prefix'), 'clip(norm=1)', []),
   ],
 )
 def test_a_adaptive_attack_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):
