@@ -87,18 +87,25 @@ def _generator(file: str, width: int, make: Any) -> Generator:
   """Returns the `Generator` of a file, or of what is trained on public images of any shape."""
   if file:
     found = trained.load(file)
-    return make(found.make, found.latent)
+    return make(found.make, found.latent)._replace(learned=lambda shape: found.weights)
   return _of_any_shape(width, make)
 
 
 @functools.cache
 def _of_any_shape(width: int, make: Any) -> Generator:
+  def module(shape: tuple[int, ...]) -> gan.Generator:
+    return gan.Generator(tuple(shape[1:]), width)
+
   def of(shape: tuple[int, ...]) -> Generator:
-    return make(trained.making(gan.Generator(tuple(shape[1:]), width)), gan.LATENT)
+    return make(trained.making(module(shape)), gan.LATENT)
+
+  def learned(shape: tuple[int, ...]) -> Tree:
+    return jax.eval_shape(module(shape).init, jax.random.key(0), jnp.zeros((1, gan.LATENT)))['params']
 
   return Generator(
     lambda key, shape, learned: of(shape).init(key, shape, learned),
     lambda optimised, kept, shape, learned: of(shape).apply(optimised, kept, shape, learned),
+    learned,
   )
 
 

@@ -17,10 +17,12 @@ class Generator(NamedTuple):
       may be weights or latents, trees of arrays.
     apply: (what is optimised, what stays as it is, shape, what was learned) -> images [N, H, W, C] in [0, 1]. What was
       learned from other images before is `Observation.prepared`; None without.
+    learned: shape of the images -> arrays or shapes like what was learned, where `init` reads them.
   """
 
   init: Callable[[jax.Array, tuple[int, ...], Tree], tuple[Tree, Tree]]
   apply: Callable[[Tree, Tree, tuple[int, ...], Tree], jax.Array]
+  learned: Callable[[tuple[int, ...]], Tree] = lambda shape: None
 
 
 # (number of a layer, its features [N, …]) -> what stands in their place.

@@ -20,6 +20,7 @@ from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import Search, concealed_samples
+from gradleak.priors import gan
 from tests.attackers import divide
 from tests.objects import objects
 
@@ -149,6 +150,19 @@ def test_the_level_of_noise_is_used_where_it_could_be_fitted(attack, few, many, 
     found = attacks_on(bound('gaussian(stddev=0.1)', context), context, number, attack)
     assert [one.name for one in found if one.name == 'floor'] == names
   assert distances.tells(5, 5) and not distances.tells(4, 5)
+
+
+def test_the_unknowns_of_a_search_are_what_it_moves(context, monkeypatch):
+  """Two images have 128 pixels; a generator of them has latents or weights in their place."""
+  seen, latents = [], jnp.zeros((1, gan.LATENT))
+  monkeypatch.setattr(search, 'tells', lambda count, entries: bool(seen.append(count)))
+  for attack in (attacks.csdlg(), attacks.csdlg(decoys=2), attacks.cinet(), attacks.gias(width=4)):
+    attacks_on(bound('gaussian(stddev=0.1)', context), context, 2, attack)
+  untrained, trained = (sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(make))) for make in (
+    lambda: gl.priors.untrained.init(KEY, (2, 8, 8, 1), None)[0],
+    lambda: gan.Generator((8, 8, 1), 4).init(KEY, latents),
+  ))  # fmt: skip
+  assert seen == [128, 3 * 128, untrained, 2 * gan.LATENT + trained]
 
 
 def test_a_search_without_a_floor_is_not_said_to_stop_at_one(context):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -104,6 +105,7 @@ class Variables(NamedTuple):
       apart from those of others) -> (what is optimised, what stays as it is).
     apply: (what is optimised, what stays as it is, shape, what was learned) -> samples, as of a `Generator`.
     project: (what is optimised after a step, `Modality.settle`) -> the nearest that is allowed.
+    count: shape of what is moved in place of the samples -> how many numbers are optimised.
   """
 
   name: str
@@ -111,6 +113,7 @@ class Variables(NamedTuple):
   init: Callable[..., tuple[Tree, Tree | None]]
   apply: Callable[..., jax.Array]
   project: Callable[[Tree, Callable], Tree]
+  count: Callable[[tuple[int, ...]], int] = math.prod
 
 
 def _pixels(start: Any, box: bool) -> Variables:
@@ -131,7 +134,12 @@ def _generated(generator: Generator) -> Variables:
   def init(key, shape, targets, observation, apart):
     return generator.init(key, shape, observation.prepared)
 
-  return Variables('weights', _PACE, init, generator.apply, lambda weights, settle: weights)
+  def count(shape):
+    known = jax.random.key(0), generator.learned(shape)
+    made, _ = jax.eval_shape(lambda key, learned: generator.init(key, shape, learned), *known)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(made))
+
+  return Variables('weights', _PACE, init, generator.apply, lambda weights, settle: weights, count)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -280,7 +280,8 @@ class Matching:
     """
     if any(one.needs == 'gaussian' for _, one in self.terms):
       return True
-    unknowns = math.prod(self.form.shape(shape, variables))
+    moved = self.form.shape((self.copies * shape[0], *shape[1:]), variables)
+    unknowns = self.samples.variables.count(moved) + self.samples.decoys * math.prod(moved)
     ends = float(self.comparison.measure.floor(jnp.float32(1), jnp.float32(2))) > 0
     kept = self.client.kept_paths(variables['params'], shape[1:])
     return ends and tells(unknowns, trees.entries(variables['params'], kept))
