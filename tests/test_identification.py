@@ -200,6 +200,13 @@ def test_uploads_are_not_random_where_the_server_alone_draws(scenario):
   assert identify(scenario, [pruned], 1, rounds=2, controls=1).rows[0]['rounds'] == 1
 
 
+def test_one_upload_is_read_where_later_ones_hold_what_was_kept_back(scenario):
+  """Candidates are simulated without what a client holds, which was in the uploads of later rounds."""
+  defense = D.chain(D.gaussian(stddev=1e-3), D.dgc(ratio=0.2))
+  one, several = (identify(scenario, [defense], 2, candidates=20, rounds=rounds) for rounds in (1, 4))
+  assert several.rows == one.rows and {row['rounds'] for row in several.rows} == {1}
+
+
 @pytest.mark.parametrize('last', [1.0, 0.9])
 def test_a_clip_behind_the_noise_is_no_density_though_it_equals_the_one_before(scenario, last):
   defense = D.chain(D.clip(norm=1.0), D.gaussian(stddev=0.1), D.clip(norm=last))

@@ -140,7 +140,7 @@ class Known:
   @property
   def sums(self) -> bool:
     """Whether several uploads are summed, not averaged."""
-    return any(stage.traits.accumulates for stage in self.defense.stages)
+    return self.defense.accumulates
 
   @property
   def sparsifies(self) -> bool:
@@ -497,7 +497,7 @@ def adaptive_attacks(
   reads = attack.reads
   if 'noise' in reads and not attack(context.client).noise(shape, context.variables):
     reads -= {'noise'}
-  several = bound.defense.random or any(stage.traits.accumulates for stage in stages)
+  several = bound.defense.random or bound.defense.accumulates
   known = Known(bound, context, num_samples, rounds if several else 1, reads)
   simulated = _imitated(known) or [_simulated(known)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]

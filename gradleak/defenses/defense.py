@@ -330,6 +330,11 @@ class Defense(optax.GradientTransformationExtraArgs):
     """Whether what a client sends is random; stages of the place 'round' act on it afterwards."""
     return any(stage.traits.random for stage in self.at('data', 'step', 'upload'))
 
+  @property
+  def accumulates(self) -> bool:
+    """Whether a client sends in later rounds what it held back."""
+    return any(stage.traits.accumulates for stage in self.at('data', 'step', 'upload'))
+
   def at(self, *places: str) -> tuple[Stage, ...]:
     """Returns the stages that act at these places, in their order."""
     return tuple(stage for stage in self.stages if stage.traits.place in places)

@@ -90,7 +90,8 @@ class IdentificationSettings:
   )
   rounds: int = setting(
     1, 'Uploads of the same samples on the same model, whose log-likelihoods are summed; one is read where neither '
-    'client nor defense is random.', group='attacker', low=1, high=10**6, integer=True,
+    'client nor defense is random, or a defense sends later what it held back.', group='attacker', low=1, high=10**6,
+    integer=True,
   )  # fmt: skip
   labels: str = setting(
     'known', 'known: those of the candidates; unknown: every label is tried.', group='attacker',
@@ -444,8 +445,8 @@ class _Run:
     The noise of a control run is cut to the entries that its trial sent. Where the update decides which are sent, it is
     cut to as many of its own largest ones.
     """
-    random = self.random or bound.defense.random
-    audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if random else 1)
+    several = (self.random or bound.defense.random) and not bound.defense.accumulates  # a candidate holds nothing
+    audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if several else 1)
     group = Group(
       self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict
     )  # fmt: skip

@@ -166,6 +166,7 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
   [
     (gl.defenses.prune(rate=0.5), False, False, False),
     (gl.defenses.dgc(ratio=0.1), True, False, False),
+    (gl.parse('gaussian(stddev=30)+dgc(ratio=0.1)'), True, False, False),
     (gl.defenses.gaussian(stddev=30.0), True, True, True),
     (gl.defenses.laplace(scale=0.1), True, True, False),
     (gl.defenses.outpost(), True, True, False),
@@ -178,6 +179,7 @@ def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, severa
   bound = gl.defenses.bind(defense, scenario.context)
   assert (ensemble.repeats(bound, scenario.context, 1) == '') == several
   assert (ensemble.redraws(bound, scenario.context, 1) == '') == random
+  assert (ensemble.redraws(bound, scenario.context, 1, drawn=True) == '') != defense.accumulates
   assert (ensemble.known_noise(bound, scenario.context, 1) == '') == gaussian
 
 

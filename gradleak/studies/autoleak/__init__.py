@@ -39,7 +39,6 @@ from gradleak.studies.autoleak.ensemble import (
   Ranking,
   Stage,
   anything,
-  redraws,
 )
 from gradleak.studies.autoleak.rankings import NAMED, Ranked, ranked
 from gradleak.studies.identification import Identification, identify
@@ -309,13 +308,9 @@ class _Run:
 
   def _skipped(self, stage: Ranking | Stage) -> dict[str, str]:
     """Returns {defense: why the stage does not apply under it}."""
-    if self.drawn and stage.skips is redraws:
-      return {}
     context = self.scenario.context
-    told = {
-      label: stage.skips(bind(NO_DEFENSE if defense is None else defense, context), context, self.batch_size)
-      for label, defense in self.defenses.items()
-    }
+    bound = {label: bind(NO_DEFENSE if one is None else one, context) for label, one in self.defenses.items()}
+    told = {label: stage.skips(one, context, self.batch_size, self.drawn) for label, one in bound.items()}
     return {label: why for label, why in told.items() if why}
 
   def _targets(self, stage: Stage) -> tuple[dict[str, list[int]], dict[str, str]]:

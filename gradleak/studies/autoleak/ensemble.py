@@ -14,27 +14,30 @@ WITNESSES = 2  # trials on which every attack also runs without a defense
 CANDIDATES = 1000  # of a ranking, where there are as many
 
 
-def anything(bound: Bound, context: Context, batch_size: int) -> str:
+def anything(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
   """Returns why a stage is not run under a defense; '' where it is: always."""
-  del bound, context, batch_size
+  del bound, context, batch_size, drawn
   return ''
 
 
-def repeats(bound: Bound, context: Context, batch_size: int) -> str:
+def repeats(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
   """Returns why attacks read one upload of the same samples; '' where they average or sum several."""
-  del context, batch_size
-  several = bound.defense.random or any(stage.traits.accumulates for stage in bound.sent.defense.stages)
+  del context, batch_size, drawn
+  several = bound.defense.random or bound.defense.accumulates
   return '' if several else 'it does the same to all uploads of the same samples'
 
 
-def redraws(bound: Bound, context: Context, batch_size: int) -> str:
-  """Returns why a ranking reads one upload of a client that is not random; '' where it reads several."""
+def redraws(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
+  """Returns why a ranking reads one upload; '' where it reads several, of a random client or defense."""
   del context, batch_size
-  return '' if bound.defense.random else 'a ranking reads several uploads only where they are drawn anew'
+  if bound.defense.accumulates:
+    return 'a ranking does not simulate what it held back in earlier rounds'
+  return '' if drawn or bound.defense.random else 'a ranking reads several uploads only where they are drawn anew'
 
 
-def known_noise(bound: Bound, context: Context, batch_size: int) -> str:
+def known_noise(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
   """Returns why the density of an upload is not that of Gaussian noise on every entry; '' where it is."""
+  del drawn
   found = likelihood.expected(bound, context, batch_size)
   gaussian = found.model == 'noise' and not found.laplace
   return '' if gaussian else 'it does not add Gaussian noise of known variance to every entry'
@@ -49,7 +52,8 @@ class Stage(NamedTuple):
     restarts: starts of each.
     rounds: uploads of the same samples that the attacker reads.
     honest: whether the server sends the model that it should.
-    skips: (defense, context, samples behind an upload) -> why the stage is not run under a defense, '' where it is.
+    skips: (defense, context, samples behind an upload, whether the client itself is random) -> why the stage is not run
+      under a defense, '' where it is.
   """
 
   name: str
@@ -57,7 +61,7 @@ class Stage(NamedTuple):
   restarts: int = 1
   rounds: int = 1
   honest: bool = True
-  skips: Callable[[Bound, Context, int], str] = anything
+  skips: Callable[[Bound, Context, int, bool], str] = anything
 
 
 class Ranking(NamedTuple):
@@ -69,7 +73,7 @@ class Ranking(NamedTuple):
 
   name: str
   rounds: int = 1
-  skips: Callable[[Bound, Context, int], str] = anything
+  skips: Callable[[Bound, Context, int, bool], str] = anything
 
 
 # By the name of the modality.
