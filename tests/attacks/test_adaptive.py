@@ -309,6 +309,15 @@ def test_both_attacks_on_graddefense_know_how_much_noise_is_left_by_a_mean(conte
   assert seen == pytest.approx([0.3 * 0.1**2 / count for count in (4, 16, 8)])
 
 
+def test_slices_are_left_out_of_one_upload_as_each_draws_its_own(context, gradient):
+  text = 'graddefense(stddev=0.1,ratio=0.3)'
+  adaptive = adaptive_attacks(text, context, rounds=4)['slices']
+  upload = uploads_of(text, context, gradient, 4)
+  views = adaptive.views(jax.tree.map(lambda x: x[: adaptive.rounds], upload))
+  quiet = [(entries(view.update) == entries(gradient))[entries(view.weights) == 1].all() for view in views]
+  assert adaptive.rounds == 1 and any(quiet)
+
+
 def test_few_slices_are_all_tried(context, gradient):
   adaptive = adaptive_attacks('graddefense(stddev=0.1,ratio=0.25,num_slices=4)', context)['slices']
   slices = bound('graddefense(stddev=0.1,num_slices=4)', context).arguments[0][0].slices
