@@ -568,6 +568,15 @@ def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, t
   assert relabelled(gallery.targets, True).settings != relabelled(others, True).settings  # an audit's, too
 
 
+def test_ranks_by_another_label_for_each_round_are_not_gone_on_with(scenario, tmp_path):
+  given = {'candidates': 20, 'labels': 'unknown', 'workdir': tmp_path / 'part'}
+  identify(scenario, [None], 2, **given)
+  stored = json.loads((tmp_path / 'part' / 'config.json').read_text())
+  (tmp_path / 'part' / 'config.json').write_text(json.dumps({k: v for k, v in stored.items() if k != 'unknown_labels'}))
+  with pytest.raises(gl.UsageError, match='unknown_labels was None'):
+    identify(scenario, [None], 2, **given)
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [

@@ -260,6 +260,7 @@ def identify(
     'listed_fingerprint': fingerprint(listed),
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
+  config |= {'unknown_labels': 'one for all rounds'} if given.labels == 'unknown' else {}  # they were one for each
   how.check('gradleak.identify', num_trials, workdir, 'group_size', 'process')
   show = callback(progress)
   size = how.size(scenario.variables)
