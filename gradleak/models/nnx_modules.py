@@ -65,7 +65,8 @@ def from_nnx(
       if isinstance(one, nnx.Conv) and one.conv_general_dilated is jax.lax.conv_general_dilated:
         one.conv_general_dilated = convolution.fast
     if key is None:  # dropout may be handed an argument of the call
-      copy.set_attributes(nnx.Dropout, raise_if_not_found=False, rate=0.0)
+      dropping = nnx.Dropout, nnx.MultiHeadAttention
+      copy.set_attributes(*dropping, raise_if_not_found=False, rate=0.0, dropout_rate=0.0)
     return copy
 
   def apply(

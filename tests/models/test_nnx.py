@@ -106,6 +106,28 @@ def test_dropout_is_on_only_with_a_key_and_follows_it(twins):
   np.testing.assert_array_equal(apply(variables, images, False, None)[0], without)  # no state is left behind
 
 
+class Attending(nnx.Module):
+  """Attention that is told by an argument of the call whether it drops."""
+
+  def __init__(self, rngs):
+    self.attention = nnx.MultiHeadAttention(2, 4, 4, dropout_rate=0.5, decode=False, rngs=rngs)
+
+  def __call__(self, images, train):
+    tokens = self.attention(images.reshape(-1, 4, 4), deterministic=not train)
+    return tokens.mean(axis=1)
+
+
+def test_attention_drops_only_with_a_key():
+  model = models.from_nnx(Attending(nnx.Rngs(0)))
+  variables, images = model.init(jax.random.key(0), SHAPE), np.random.default_rng(0).uniform(size=(2, *SHAPE))
+  evaluated, trained, first, other = (
+    model.apply(variables, images.astype(np.float32), train, key)[0]
+    for train, key in ((False, None), (True, None), (True, jax.random.key(1)), (True, jax.random.key(2)))
+  )
+  np.testing.assert_array_equal(trained, evaluated)
+  assert np.abs(first - trained).max() > 1e-3 and np.abs(first - other).max() > 1e-3
+
+
 def test_features_and_layers_are_those_given(twins):
   ours, _, variables, _, images = twins
   head, scale = variables['params']['head'], variables['params']['scale']
