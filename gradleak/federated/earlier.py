@@ -31,7 +31,7 @@ def earlier(
 
   Args:
     key: of the `simulation.Federation`.
-    client: how each client trains; secure aggregation changes nothing of a mean, so that its cohort does not matter.
+    client: how each client trains; its cohort, a given order of its own samples and private layers do not matter.
     variables: of the model at the start.
     samples: float32 [K, H, W, C], shared out evenly; a rest that is left over is not used.
     targets: int32 [K].
@@ -45,8 +45,9 @@ def earlier(
   """
   errors.check_number('clients', clients, low=1, high=len(samples), integer=True)
   size = len(samples) // clients
+  batch_size = min(size, client.batch_size or size)  # fewer samples than a batch are one: nothing is dropped
   federation = simulation.Federation(
-    dataclasses.replace(client, cohort=1),
+    dataclasses.replace(client, batch_size=batch_size, order=None, private=(), cohort=1),
     samples[: clients * size],
     targets[: clients * size],
     np.split(np.arange(clients * size), clients),

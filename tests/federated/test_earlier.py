@@ -31,6 +31,14 @@ def test_a_cohort_changes_nothing(linear):
   assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(moved(cohort, clients=2)[0])))
 
 
+def test_what_only_the_audited_client_can_keep_to_changes_nothing(linear):
+  """Its order of samples, its private layers, and a batch that the clients of these rounds do not fill."""
+  local = dataclasses.replace(linear.client, share='delta')
+  own = dataclasses.replace(local, order=(tuple(range(8)),), private=('kernel',), batch_size=5, drop_last=True)
+  steps, _ = zip(*(moved(linear._replace(client=client), clients=2) for client in (local, own)), strict=True)
+  assert all(map(np.array_equal, *map(jax.tree.leaves, steps))) and np.any(steps[0]['kernel'])
+
+
 def test_of_several_rounds_the_last_two_models_are_returned(linear):
   current, previous = earlier(
     jax.random.key(2), linear.client, linear.variables, linear.samples, linear.targets, rounds=2, clients=2, rate=0.5
