@@ -262,7 +262,7 @@ class Client:
   def _check_padding(self, variables: Mapping, samples: jax.Array, targets: jax.Array, weights: jax.Array) -> None:
     """Raises `UsageError` where padding would change the gradient of the samples."""
     size = self.batch_size or samples.shape[0]
-    if self._fills_batches or (not isinstance(weights, jax.core.Tracer) and np.all(np.asarray(weights) > 0)):
+    if self.fills_batches or (not isinstance(weights, jax.core.Tracer) and np.all(np.asarray(weights) > 0)):
       return
     if mixing.mixes(self, variables, samples, targets, size, max(1, size // 2)):
       way = (
@@ -276,7 +276,7 @@ class Client:
       )
 
   @property
-  def _fills_batches(self) -> bool:
+  def fills_batches(self) -> bool:
     """Whether it takes no step on a batch that its samples do not fill."""
     return self.drop_last and self.share == 'delta' and self.batch_size is not None
 
@@ -501,7 +501,7 @@ class Client:
         passed = jax.tree.map(jnp.logical_or, passed, _joint_mask(state, params))
       stepped = optax.apply_updates(params, updates), batch_stats, state, optimizer_state, passed
       if padded:
-        filled = (jnp.all if self._fills_batches else jnp.any)(batch[2] > 0)
+        filled = (jnp.all if self.fills_batches else jnp.any)(batch[2] > 0)
         stepped = jax.tree.map(functools.partial(jnp.where, filled), stepped, carry)
       return stepped, None
 

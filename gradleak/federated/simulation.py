@@ -83,6 +83,8 @@ class Federation:
     if self.client.private:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
     check_partition(self.partition, len(self.samples))
+    if self.client.fills_batches:
+      self.client.num_steps(max(map(len, self.partition)))  # raises where nobody takes a step
     check_fields(self)
     if isinstance(self.chain, Defense):
       check_order(self.chain)
