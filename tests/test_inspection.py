@@ -20,6 +20,7 @@ from gradleak.servers.fishing import class_fishing_server
 from gradleak.servers.fishing_search import class_fished, fish
 from gradleak.servers.imprint import imprint_server
 from gradleak.servers.trap import VARIANTS, trap_server
+from tests import texts
 
 OPTIMIZERS = {'sgd': optax.sgd(0.1, momentum=0.9), 'adam': optax.adam(1e-3), 'adamw': optax.adamw(3e-3)}
 
@@ -149,6 +150,25 @@ def test_a_last_layer_of_zeros_is_a_start_and_a_batch_that_does_not_fit_an_error
     inspect(model, variables, (8, 8, 1), batch=(images[:2], np.array([3, 11])))
   with pytest.raises(errors.UsageError, match="does not offer 'layers'"):
     inspect(models.from_functions(model.init, model.apply), variables, (8, 8, 1))
+
+
+def test_it_reads_networks_of_rows():
+  rows = np.random.default_rng(0).uniform(size=(4, 12)).astype(np.float32)
+  model = models.create('mlp', 2)
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (12,))
+  inspection = inspect(model, variables, (12,), batch=(rows, np.array([0, 1, 1, 0])))
+  assert not inspection.suspicious and 'dominance' in {finding.check for finding in inspection.findings}
+
+
+def test_it_reads_networks_of_texts_and_losses_that_predict_tokens():
+  given = texts.scenario(number=4)
+  client, ids = given.client, given.samples
+  own = client.transformed(None, ids, given.targets)
+  assert np.issubdtype(ids.dtype, np.integer) and client.loss.own
+  inspection = inspect(client.model, given.variables, ids.shape[1:], batch=own, loss=client.loss)
+  assert not inspection.suspicious and 'dominance' in {finding.check for finding in inspection.findings}
+  with pytest.raises(errors.UsageError, match='next_token predicts tokens: give the batch that its of_samples returns'):
+    inspect(client.model, given.variables, ids.shape[1:], batch=(ids, given.targets), loss=client.loss)
 
 
 HONEST = [

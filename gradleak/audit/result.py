@@ -40,7 +40,7 @@ class AuditResult:
     threat_models: attack -> sentences that say what this attacker was granted.
     adaptive_attacks: defense -> {adaptive attack: what an attacker who knows the defense does, in a sentence}.
     inspections: attack -> the suspicious findings of `gradleak.inspect` in the model that the attack's server sends,
-      sentences; None for a model that it cannot read.
+      sentences; for a model that it cannot read, the reason, one sentence.
     methods: facts about the methods, derived from the objects, plain JSON: 'attacks' and 'defenses', {label: facts},
       and 'model'. Each has 'citations'; a defense also 'text', 'published', 'places', 'random', 'mechanisms' (fields of
       `defenses.Mechanism`, without a neighbouring relation: an ε of them names its own), 'missing_bound' and 'remark'.
@@ -60,7 +60,7 @@ class AuditResult:
   curves: dict[Case, tuple[np.ndarray, np.ndarray]]
   threat_models: dict[str, list[str]]
   adaptive_attacks: dict[str, dict[str, str]]
-  inspections: dict[str, list[str] | None]
+  inspections: dict[str, list[str] | str]
   methods: dict[str, dict[str, Any]]
   versions: dict[str, str]
   seconds: float
@@ -214,19 +214,21 @@ def threat_models(plan: Plan) -> dict[str, list[str]]:
   return found
 
 
-def _inspected(group: Group) -> list[str] | None:
-  """Returns what `inspect` finds suspicious in the model that clients are sent; None where it cannot read it.
+def _inspected(group: Group) -> list[str] | str:
+  """Returns what `inspect` finds suspicious in the model that clients are sent, or why it cannot read it.
 
   The model of a malicious server is also run on samples of the client, which takes a compilation.
   """
   client, variables = group.client, group.scenario.variables
   samples, targets = group.truth[0][:_INSPECTED], group.targets[0][:_INSPECTED]
-  with_images = len(samples) > 1 and group.server is not None
-  given: dict[str, Any] = {'batch': (samples, targets), 'train': client.batch_norm == 'train'} if with_images else {}
+  if client.loss.own:
+    samples, targets = client.undefended().transformed(None, samples, targets)
+  with_batch = len(samples) > 1 and group.server is not None
+  given: dict[str, Any] = {'batch': (samples, targets), 'train': client.batch_norm == 'train'} if with_batch else {}
   try:
     found = inspect(client.model, variables, samples.shape[1:], loss=client.loss, **given).findings
-  except errors.UsageError:
-    return None
+  except errors.UsageError as error:
+    return str(error)
   return [finding.text for finding in found if finding.suspicious]
 
 

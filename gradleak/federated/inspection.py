@@ -110,17 +110,18 @@ def inspect(
   Args:
     model: the `Model`; it must list its layers.
     variables: as received.
-    sample_shape: (H, W, C).
-    batch: (samples [N, H, W, C] in [0, 1], targets as the loss takes them) of the client's own, N ≥ 2: the batch that
-      it is about to train on, or a part of it. With None only the weights are checked.
+    sample_shape: (H, W, C) of images, (F,) of rows, (L,) of texts.
+    batch: (samples [N, …], images in [0, 1], targets as the loss takes them) of the client's own, N ≥ 2: the batch that
+      it is about to train on, or a part of it. A loss that predicts tokens takes what `Loss.of_samples` returns. With
+      None only the weights are checked.
     loss: as a `Client`'s.
     train: whether BatchNorm uses the batch's statistics; a sample's gradient is then its part of the batch's gradient.
 
   Raises:
     UsageError: for a model without `layers`, or a batch that does not fit.
   """
-  sample_shape = models.check_sample_shape(sample_shape)
-  layers = models.require(models.check_model(model), 'layers')(sample_shape)
+  sample_shape = models.check_sample_shape(sample_shape, models.check_model(model).axes)
+  layers = models.require(model, 'layers')(sample_shape)
   models.check_variables(model, variables, sample_shape)
   models.check_finite(f'the weights of {model.name!r}', variables)
   errors.refuse_traced('the variables', variables)
@@ -309,7 +310,8 @@ def _on_batch(
     )
   if samples.ndim == 4:
     data.check_images(samples)
-  samples = samples.astype(np.float32)
+  if not model.takes_ids:
+    samples = samples.astype(np.float32)
   lengths, shares = _gains(model, variables, layers, samples, targets, loss, train)
   found = []
   for layer in layers[:-1]:
@@ -354,6 +356,8 @@ def _gains(
   )
   outputs = models.outputs_shape(model, variables, samples.shape[1:])[-1]
   targets = loss.targets.encode(loss.targets.checked(targets, len(samples), outputs), outputs, jnp.float32)
+  if loss.own and targets.ndim == 2:
+    raise errors.UsageError(f'the loss {loss} predicts tokens: give the batch that its of_samples returns')
   measured = _measure(model, loss, train, layers, biases, variables, jnp.asarray(samples), targets)
   error, lengths, shares = jax.tree.map(lambda x: np.asarray(x, np.float64), jax.device_get(measured))
   some = error > 1e-6 * error.max()

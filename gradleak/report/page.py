@@ -473,8 +473,10 @@ def _granted(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
 def _inspected(result: AuditResult) -> blocks.Section:
   """Returns what a client can see of the models that it is sent."""
 
-  def told(sentences: Sequence[str] | None) -> Sequence[str]:
-    return [said('audit.unread')] if sentences is None else [*map(worded, sentences)] or [said('audit.unsuspicious')]
+  def told(found: Sequence[str] | str) -> Sequence[str]:
+    if isinstance(found, str):
+      return [said('audit.unread', reason=found)]
+    return [*map(worded, found)] or [said('audit.unsuspicious')]
 
   alike = together((tuple(told(sentences)), attack) for attack, sentences in result.inspections.items())
   return blocks.Section(

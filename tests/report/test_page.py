@@ -393,6 +393,12 @@ def test_a_colour_image_and_a_bare_config(build):
   assert 'No null-gradient control was run' in text
 
 
+def test_a_model_that_the_check_cannot_read_is_told_with_the_reason(result):
+  attack = result.config['attacks'][0]
+  text = ''.join(Page(report.render(changed(result, inspections={attack: 'it has no layers'}))).text)
+  assert 'The check cannot read this model: it has no layers.' in text
+
+
 def test_an_undefended_failure_leads_the_page(build):
   result = build(4, defenses=('none', 'laplace(scale=0.1)'), diverged=())
   rows = [row | {'success': False, 'verdict': 'inconclusive', 'solved': False} for row in result.rows]

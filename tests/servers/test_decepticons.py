@@ -228,6 +228,17 @@ def test_public_texts_that_fill_the_bins_are_told(public):
   assert found.auxiliary_data == (len(made.public[0]) if public else 0) and found.tier == ('G' if public else 'F')
 
 
+@pytest.mark.parametrize(('kind', 'head', 'loss'), [('bert', 'mean', 'cross_entropy'), ('gpt', 'next', 'next_token')])
+def test_the_client_can_see_it(kind, head, loss):
+  given = scenario(kind, head, loss)
+  honest, malicious = (
+    gl.inspect(given.client.model, variables, (LENGTH,), loss=loss)
+    for variables in (given.variables, sent(given).variables)
+  )
+  assert not honest.suspicious
+  assert {'copies', 'ladder', 'untouched'} <= {finding.check for finding in malicious.findings if finding.suspicious}
+
+
 @pytest.mark.slow  # what a fast test of AutoLeak runs, too
 def test_it_stands_in_an_audit_like_the_others():
   honest = scenario('bert', 'mean', 'cross_entropy')
