@@ -215,6 +215,11 @@ def get(tree: Tree, path: Sequence) -> Any:
   return tree
 
 
+def arrays(tree: Tree) -> Tree:
+  """Returns the tree with arrays in place of numbers."""
+  return jax.tree.map(lambda x: x if hasattr(x, 'dtype') else jnp.asarray(x, jnp.result_type(x)), tree)
+
+
 def draws(sample: Callable[..., jax.Array], key: jax.Array, tree: Tree) -> Tree:
   """Returns a tree of draws shaped like `tree`, the i-th leaf's being `sample(fold_in(key, i), shape, dtype)`.
 

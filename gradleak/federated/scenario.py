@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from gradleak import data
-from gradleak.core import errors, settings
+from gradleak.core import errors, settings, trees
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Context
 from gradleak.federated import Client, ClientSettings, heads
@@ -82,6 +82,7 @@ class Scenario(NamedTuple):
     """
     model, shape = self.client.model, self.samples.shape[1:]
     check_variables(model, variables, shape)
+    variables = trees.arrays(variables)
     check_finite(f'the weights of {model.name!r}', variables)
     before = _checked_previous(model, previous, shape)
     known = {name: value for name, value in self.settings.items() if name != 'previous_fingerprint'}
@@ -269,6 +270,7 @@ def _checked_variables(model: Model, variables: Mapping | None, key: Any, sample
     variables = initial(model, errors.check_key('key', key, traced=False), sample_shape)
   else:
     check_variables(model, variables, sample_shape)
+    variables = trees.arrays(variables)
   check_finite(f'the weights of {model.name!r}', variables)
   if jax.config.jax_enable_x64:
     variables = optax.tree.cast(variables, np.float64)
@@ -285,7 +287,7 @@ def _checked_previous(model: Model, previous: Mapping | None, sample_shape: tupl
     check_variables(model, previous, sample_shape)
   except errors.UsageError as error:
     raise errors.UsageError(f'the previous model has other parameters than the current one: {error}') from error
-  return dict(previous)
+  return dict(trees.arrays(previous))
 
 
 def _fingerprints(**trees: Tree) -> dict[str, str]:

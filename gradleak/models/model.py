@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 
 from gradleak.core import errors, methods, trees
 from gradleak.core.reuse import reusable
-from gradleak.core.trees import Layer, Tree
+from gradleak.core.trees import Layer, Tree, path_names
 from gradleak.models import convolution, masked, modes, repeated
 from gradleak.models.state_dict import Layout
 
@@ -25,8 +25,8 @@ ImageShape = tuple[int, ...]
 DTYPES = ('float32', 'int32')  # of samples
 
 _EQUINOX = (
-  'for an Equinox module, params, static = eqx.partition(module, eqx.is_array): let init return params and apply '
-  'return jax.vmap(eqx.combine(params, static))(images)'
+  'for an Equinox module, params, static = eqx.partition(module, eqx.is_inexact_array): let init return params and '
+  'apply return jax.vmap(eqx.combine(params, static))(images)'
 )
 
 
@@ -190,6 +190,29 @@ def check_unnormalised(model: Model, what: str, axes: int) -> None:
     )
 
 
+def _check_floats(name: str, params: Tree, advice: str = '') -> None:
+  """Raises `UsageError` where the init of a model of this name returns parameters that are no floats."""
+  for path, leaf in [((), None)] if params is None else jax.tree.leaves_with_path(params):
+    if not isinstance(leaf, float) and not jnp.issubdtype(getattr(leaf, 'dtype', object), jnp.floating):
+      raise errors.UsageError(
+        f'init of the model {name!r} returns {_what(leaf)} as params{jax.tree_util.keystr(path)}, expected a pytree of '
+        f'floats{advice}'
+      )
+
+
+def check_layers(name: str, layers: Sequence[Layer] | None, params: Tree) -> None:
+  """Raises `UsageError` where the layers that a user gives for a model of this name have paths of no parameter."""
+  known = [path_names(path) for path, _ in jax.tree.leaves_with_path(params)]
+  for layer in layers or ():
+    errors.check_instance('a layer', layer, Layer, 'a gradleak.core.trees.Layer')
+    for path in layer.paths:
+      if path not in known:
+        raise errors.UsageError(
+          f'the layer {layer.name!r} of the model {name!r} has the path {path}, expected paths of its parameters: '
+          f'{textwrap.shorten(", ".join(map(str, known)), 200, placeholder=" …")}'
+        )
+
+
 def check_parameters(model: Model, variables: Tree) -> None:
   """Raises `UsageError` for variables without parameters: a client would send nothing."""
   if not jax.tree.leaves(variables['params']):
@@ -293,6 +316,7 @@ def check_variables(model: Model, variables: Any, sample_shape: Sequence[int]) -
   """
   sample_shape = check_sample_shape(sample_shape, check_model(model).axes)
   expected = _shapes(model, sample_shape)
+  _check_floats(model.name, expected['params'])
   if isinstance(variables, Mapping) and 'params' in variables:
     difference = _difference(variables, expected)
     if difference:
@@ -726,7 +750,7 @@ def from_functions(
 
   Raises:
     UsageError: for anything but two functions of these arguments; when `init` is called, for leaves that are not
-      arrays.
+      floats, and layers with paths of no parameter.
   """
   for role, function in (('init', init), ('apply', apply)):
     if not _is_function(function):
@@ -741,14 +765,9 @@ def from_functions(
 
   def init_variables(key: jax.Array, sample_shape: ImageShape) -> Tree:
     params = init(errors.check_key('key', key), check_sample_shape(sample_shape, axes))
-    leaves = [None] if params is None else jax.tree.leaves(params)
-    wrong = [leaf for leaf in leaves if not isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int)]
-    if wrong:
-      raise errors.UsageError(
-        f'init of the model {name!r} returns {errors.shown(wrong[0])} among its parameters, expected a pytree of '
-        f'arrays; {_EQUINOX}'
-      )
-    return {'params': params}
+    _check_floats(name, params, f'; {_EQUINOX}')
+    check_layers(name, layers, params)
+    return {'params': trees.arrays(params)}
 
   def apply_variables(
     variables: Tree, samples: jax.Array, train: bool = False, key: jax.Array | None = None

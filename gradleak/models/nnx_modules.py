@@ -9,7 +9,7 @@ import jax
 from gradleak.core import errors
 from gradleak.core.trees import Layer, Tree, get, path_names
 from gradleak.models import convolution, modes
-from gradleak.models.model import Model
+from gradleak.models.model import Model, check_layers
 
 
 def from_nnx(
@@ -34,7 +34,8 @@ def from_nnx(
     layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
 
   Raises:
-    UsageError: if it is not an instance of `nnx.Module`, or its call requires another argument.
+    UsageError: if it is not an instance of `nnx.Module`, its call requires another argument, or a layer has a path of
+      no parameter.
   """
   from flax import nnx
 
@@ -44,6 +45,7 @@ def from_nnx(
       'from_functions for anything else'
     )
   graph, *initial = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngKey, ...)
+  check_layers(type(module).__name__, layers, _to_dict(initial[0]))
   taken = modes.arguments(module.__call__, 1, f'the call of {type(module).__name__}')
 
   def init(key: jax.Array, sample_shape: tuple[int, ...]) -> Tree:

@@ -7,8 +7,9 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+import gradleak
 from gradleak import models
-from gradleak.core import errors
+from gradleak.core import errors, trees
 
 SHAPE = (8, 8, 1)
 
@@ -176,16 +177,54 @@ def test_from_functions_takes_functions():
     assert found.startswith(
       f'from_functions takes two functions, init(key, sample_shape) and apply(params, images), and {role} is '
     )
-    assert 'from_flax or from_nnx; for an Equinox module, params, static = eqx.partition(module, eqx.is_array)' in found
+    assert (
+      'from_flax or from_nnx; for an Equinox module, params, static = eqx.partition(module, eqx.is_inexact_array)'
+      in found
+    )
   models.from_functions(function, jax.tree_util.Partial(function, jnp.zeros(2)))
 
 
-@pytest.mark.parametrize('params', [None, {'name': 'relu'}, Equinox(jnp.zeros((3, 64))), [jnp.zeros(2), nn.relu]])
-def test_parameters_are_arrays(params):
+@pytest.mark.parametrize(
+  'params',
+  [None, {'name': 'relu'}, Equinox(jnp.zeros((3, 64))), [jnp.zeros(2), nn.relu], [jnp.zeros(2, int)], {'n': 3}],
+)
+def test_parameters_are_floats(params):
   model = models.from_functions(lambda key, shape: params, lambda params, images: images, 'own')
   found = message(model.init, jax.random.key(0), SHAPE)
-  assert found.startswith("init of the model 'own' returns ") and 'eqx.partition(module, eqx.is_array)' in found
+  assert found.startswith("init of the model 'own' returns ") and 'eqx.partition(module, eqx.is_inexact_array)' in found
   assert 'jax.vmap(eqx.combine(params, static))(images)' in found
+
+
+def test_integers_among_the_parameters_are_named_in_any_network():
+  module = Nnx(nnx.Rngs(0))
+  module.steps = nnx.Param(jnp.asarray(3))
+  for model in (
+    models.from_nnx(module, 'own'),
+    models.from_functions(lambda key, shape: {'dense': jnp.zeros(2), 'steps': 3}, lambda params, images: images, 'own'),
+  ):
+    found = message(models.check_variables, model, {'params': {}}, SHAPE)
+    assert found.startswith("init of the model 'own' returns ")
+    assert "as params['steps'], expected a pytree of floats" in found
+
+
+def test_numbers_among_the_parameters_become_arrays(small_images):
+  model = models.from_functions(
+    lambda key, shape: {'w': np.zeros((64, 10), np.float32), 'b': 0.5},
+    lambda params, images: images.reshape(-1, 64) @ params['w'] + params['b'],
+  )
+  variables = model.init(jax.random.key(0), SHAPE)
+  assert variables['params']['b'].dtype == jnp.result_type(float) and not variables['params']['b'].weak_type
+  given = {'params': {'w': variables['params']['w'], 'b': 0.25}}
+  scenario = gradleak.scenario(model, *small_images, variables=given).trained(given, given)
+  assert all(isinstance(tree['params']['b'], jax.Array) for tree in (scenario.variables, scenario.previous))
+
+
+def test_layers_are_of_parameters():
+  wrong = [trees.Layer('first', (('dense', 'weight'),))]
+  made = models.from_functions(lambda key, shape: {'dense': jnp.zeros(2)}, lambda params, images: images, layers=wrong)
+  for found in (message(made.init, jax.random.key(0), SHAPE), message(models.from_nnx, Nnx(nnx.Rngs(0)), layers=wrong)):
+    assert "has the path ('dense', 'weight'), expected paths of its parameters: ('dense'," in found
+  assert "a layer is 'dense'" in message(models.from_nnx, Nnx(nnx.Rngs(0)), layers=['dense'])
 
 
 def test_a_partitioned_module_is_a_model():
