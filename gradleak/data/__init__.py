@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 EMBEDDED: dict[str, Callable[[str], images.Source]] = {'faces': embedded.faces, 'digits': embedded.digits}
+_WORDS = 'words'  # the tokeniser of texts by default
 _IGNORED = -100  # ignore_index of PyTorch's losses, where it is not set
 
 
@@ -95,7 +96,7 @@ def load(
   channels: int | None = None,
   largest_pixel: Annotated[float | None, Range(1e-6, finite=True)] = None,
   schema: str | Mapping | None = None,
-  tokeniser: str = 'words',
+  tokeniser: str = _WORDS,
   length: Annotated[int | None, Range(1, 65_536)] = None,
 ) -> Dataset:
   """Returns a split of a dataset as a `Dataset`.
@@ -119,18 +120,21 @@ def load(
     length: tokens of a text that are kept (None: 24 words, 128 bytes, 32 tokens of a file). Shorter texts are padded.
 
   Raises:
-    UsageError: for an unknown dataset or split, a limit beyond the data, unreadable files, images of differing sizes
-      or channels if none are given, and pixels or labels out of range; see also the submodules.
+    UsageError: for an unknown dataset or split, an option of samples of another kind, a limit beyond the data,
+      unreadable files, images of differing sizes or channels if none are given, and pixels or labels out of range; see
+      also the submodules.
   """
   for what, word in (('name', name), ('split', split)):
     errors.check_instance(f'the {what} of the dataset', word, str, 'a text')
   if channels is not None and (not isinstance(channels, int) or isinstance(channels, bool) or channels not in (1, 3)):
     shown = errors.shown(channels)
     raise errors.UsageError(f'channels is {shown}, expected 1 (grey), 3 (RGB) or none (as the images are)')
+  _check_options(
+    name,
+    images={'image_size': image_size, 'channels': channels, 'largest_pixel': largest_pixel},
+    texts={'tokeniser': None if tokeniser == _WORDS else tokeniser, 'length': length},
+  )
   if is_table(name):
-    for option, value in (('image_size', image_size), ('channels', channels), ('largest_pixel', largest_pixel)):
-      if value is not None:
-        raise errors.UsageError(f'{option} is of images, and {name} is a table: leave it out')
     return _first(name, split, _table(name, split, schema), limit)
   if schema is not None:
     raise errors.UsageError(f'a label and a schema are of a table in a file, as table:PATH, and {name} is none')
@@ -152,6 +156,15 @@ def load(
   small = images.span(pixels)
   notes = (*source.notes, *([] if small is None else [images.span_in_words(*small)]))
   return Dataset(name, split, pixels, labels, source.class_names, notes)
+
+
+def _check_options(name: str, **options: Mapping[str, Any]) -> None:
+  """Raises `UsageError` for an option of other samples than those of a dataset; kind -> option -> value, or None."""
+  kind = 'rows' if is_table(name) else 'texts' if text.knows(name) else 'images'
+  for of, given in options.items():
+    for option, value in given.items():
+      if value is not None and of != kind:
+        raise errors.UsageError(f'{option} is of {of}, and {name} has {kind}: leave it out')
 
 
 def is_table(name: str) -> bool:

@@ -79,6 +79,25 @@ def with_pixel(value):
 
 
 @pytest.mark.parametrize(
+  ('name', 'kind', 'options'),
+  [
+    ('digits', 'images', {'tokeniser': 'bytes', 'length': 5}),
+    (
+      'breast_cancer',
+      'rows',
+      {'image_size': 8, 'channels': 1, 'largest_pixel': 7.0, 'tokeniser': 'bytes', 'length': 5},
+    ),
+    ('notes', 'texts', {'image_size': 8, 'channels': 1, 'largest_pixel': 7.0}),
+  ],
+)
+def test_options_of_other_samples_are_refused(name, kind, options):
+  for option, value in options.items():
+    of = 'texts' if option in ('tokeniser', 'length') else 'images'
+    with pytest.raises(errors.UsageError, match=f'{option} is of {of}, and {name} has {kind}: leave it out'):
+      data.load(name, limit=2, **{option: value})
+
+
+@pytest.mark.parametrize(
   ('images', 'labels', 'message'),
   [
     (with_pixel(np.nan), [0, 1, 2], 'image 1 has a pixel of nan, expected finite'),
