@@ -257,10 +257,10 @@ class Flags:
     import gradleak as gl
 
     if not self.torch_model:
-      self._refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
+      self.refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
       init = {'init': self.init} if 'init' in self else {}
       return gl.models.create(self.model, num_classes, **init, columns=self.columns, known=self.known)
-    self._refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
+    self.refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
     if 'seed' in self:
       seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')
       if seeded:
@@ -272,7 +272,7 @@ class Flags:
       module, np.random.default_rng(0).random((4, *sample_shape), np.float32), mean=mean, std=std
     )[0]
 
-  def _refuse_beside(self, what: str, *names: str) -> None:
+  def refuse_beside(self, what: str, *names: str) -> None:
     """Raises `UsageError` where one of these flags is given, which are for something else."""
     from gradleak.core import errors
 

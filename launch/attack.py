@@ -137,6 +137,7 @@ def _client():
 def _samples():
   """Returns (modality, shape of a sample, number of outputs or None, --dataset or None)."""
   if not _GIVEN.dataset:
+    _GIVEN.refuse_beside('--dataset, which is missing', 'split', 'label', 'schema', 'tokeniser', 'length')
     if not _GIVEN.sample_shape:
       raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
     return gl.modalities.IMAGES, _shape(_GIVEN.sample_shape), None, None

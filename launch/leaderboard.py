@@ -50,6 +50,9 @@ def main(_):
     raise errors.UsageError(
       'give one of --add=WORKDIR, --costs=WORKDIR, --identified=WORKDIR, --check=NAME --workdir=FOLDER and --page=FILE'
     )
+  for name, flags in {'add': ('replace',), 'check': ('workdir', 'weights', 'data_dir')}.items():
+    if name not in given:
+      _GIVEN.refuse_beside(f'--{name}, which is missing', *flags)
   does[given[0]]()
 
 

@@ -93,6 +93,7 @@ def _check_flags():
   shares = 'cluster', 'process', 'processes'
   wanted = {
     '--all': ('budget',) if of != ['all'] else (),
+    '--all or --experiment': ('dry_run',) if of in (['list'], ['pages']) else (),
     '--dry_run': ('rate',) if not _GIVEN.dry_run else (),
     '--all or --experiment, without --dry_run': shares if _GIVEN.dry_run or of in (['list'], ['pages']) else (),
     '--experiment, whose runs they share, or to --cluster': shares[1:] if of == ['all'] and not _GIVEN.cluster else (),

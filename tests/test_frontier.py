@@ -173,7 +173,7 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
 
   def of(version, **changes):
     half = gl.defenses.wrap(optax.scale(0.5), 'upload', label='half', version=version)
-    return call[0](defenses=[half], attacks=(), workdir=tmp_path / 'new', **changes)
+    return call[0](defenses=[half], attacks=(), attack_every=0, workdir=tmp_path / 'new', **changes)
 
   of('1')
   with pytest.raises(gl.UsageError, match="defense_version was '1', now '2'"):
@@ -191,6 +191,7 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
     ({'server': 'adam', 'server_momentum': 0.9}, r'server_momentum is 0\.9, and the server takes adam'),
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
+    ({'attacks': ()}, 'attack_every is 2, and there are no attacks'),
     (
       {'defenses': [None, server_dp(norm=1.0, noise=0.0, clients=2)], 'server_noise': 1.0},
       'server_dp computes anew the mean that server_noise is added to',

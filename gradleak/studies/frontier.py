@@ -279,6 +279,10 @@ def frontier(
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   attacks = listed(() if attacks is None else attacks)
+  if given.attack_every and not attacks:
+    raise errors.UsageError(
+      f'attack_every is {given.attack_every}, and there are no attacks: give some, or leave it at 0'
+    )
   if attacks and given.attack_every:  # the models after rounds are not kept: no attack can be added
     identity['attack_texts'] = {one.label: text(one) for one in labelled('attack', attacks, as_attack)}
   task = Task(key, scenario, test, parts, given, identity, how, progress)

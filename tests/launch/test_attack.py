@@ -75,6 +75,8 @@ def test_what_was_sent_and_what_came_back_with_the_truth(folder, tmp_path):
     (['--truth={folder}/weights.npz'], ['expected one array of samples, called samples or images']),
     (['--truth={folder}/own.csv'], ['--dataset says how its rows or texts are encoded']),
     (['--sample_shape=8'], ['--sample_shape=8, expected height,width,channels as in 32,32,3']),
+    (['--length=3'], ['--length is for --dataset, which is missing']),
+    (['--split=train'], ['--split is for --dataset, which is missing']),
     (['--names=fc1'], ['--names=fc1, expected module=module']),
     (['--labels=guess'], ["unknown way to obtain labels 'guess'", 'bias_corrected']),
     (['--labels=1;2'], ['labels are [1, 2], expected 1 integers']),

@@ -41,6 +41,8 @@ def test_every_flag_of_autoleak_is_repeated_or_of_the_machine():
     ('--page={here}/page.html --costs={here} --folder={here}/board', 'give one of'),
     ('--costs={here} --identified={here} --folder={here}/board', 'give one of'),
     ('--add={here} --identified={here} --folder={here}/board', 'give one of'),
+    ('--page={here}/page.html --replace --folder={here}/board', '--replace is for --add, which is missing'),
+    ('--page={here}/page.html --weights=w.npz --folder={here}/board', '--weights is for --check, which is missing'),
     ('--add={here}', '{here} holds no finished AutoLeak'),
     ('--add={here}/nowhere', 'holds no finished AutoLeak'),
     ('--page={here}/page.html --folder={here}/nowhere', 'which is none'),

@@ -211,6 +211,7 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     (('--all', '--results='), ('--all and --pages need a folder',)),
     (('--all', '--experiment=dcs2_1'), ('give one of --experiment and --all',)),
     (('--list', '--pages={new}'), ('give one of --list and --pages',)),
+    (('--pages={new}', '--dry_run'), ('--dry_run has no effect here: it belongs to --all or --experiment',)),
     (('--experiment=dcs2_1', '--rate=1e9'), ('--rate has no effect here: it belongs to --dry_run',)),
     (('--all', '--weights=mine.npz'), ('--weights has no effect here: it belongs to --experiment',)),
     (('--all', '--lpips_heads=heads.npz'), ('--lpips_heads has no effect here: it belongs to --experiment',)),

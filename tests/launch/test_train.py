@@ -118,6 +118,7 @@ def test_what_none_beats_is_the_frontier():
     ('--protocol=ffl --share=gradient', 'the protocol ffl is of local training'),
     ('--server=adam --server_momentum=0.9', 'server_momentum is 0.9'),
     ('--attack_every=-1', 'attack_every is -1'),
+    ('--attack_every=2', 'attack_every is 2, and there are no attacks'),
     ('--server_noise=-1', 'server_noise is -1'),
     ('--share=weights', "unknown share 'weights'"),
   ],
