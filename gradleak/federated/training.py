@@ -53,10 +53,11 @@ def train(
 
   A row holds these plain JSON values:
 
-  - 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on together), and 'update_norm';
+  - 'round' (from 1 on), 'clients' (how many answered), 'samples' (that they trained on together), and 'update_norm',
+    NaN where it is not finite;
   - 'bytes_up' and 'bytes_down', of all of them together, BatchNorm's statistics included;
   - 'bytes_statistics', those of the statistics in 'bytes_up';
-  - at evaluated rounds, 'accuracy' and 'loss' on the test samples, and the columns of `chance.facts`;
+  - at evaluated rounds, 'accuracy' and 'loss' (likewise) on the test samples, and the columns of `chance.facts`;
   - with `privacy`, 'epsilon' of all rounds so far, None if it is infinite;
   - with `privacy`, also 'epsilon_relation' and 'epsilon_unit', see `defenses.differential_privacy.Epsilon`.
 
@@ -187,7 +188,16 @@ def _overdrawn(federation: Federation, state: State, key: jax.Array, privacy: Le
 def _measured(federation: Federation, state: State, samples: np.ndarray, targets: np.ndarray) -> dict:
   """Returns what is measured of a model on test samples."""
   predicted, truth, loss = simulation.judged(federation.client, state.variables, samples, targets)
-  return {'accuracy': int(np.sum(predicted == truth)) / len(truth), 'loss': loss, **chance.facts(truth, predicted)}
+  return {
+    'accuracy': int(np.sum(predicted == truth)) / len(truth),
+    'loss': _finite(loss),
+    **chance.facts(truth, predicted),
+  }
+
+
+def _finite(value: float) -> float:
+  """Returns a number, NaN for an infinite one: `_rows` reads both as NaN."""
+  return value if math.isfinite(value) else math.nan
 
 
 def _row(federation: Federation, state: State, done: Round, privacy: Ledger | None) -> dict:
@@ -199,7 +209,7 @@ def _row(federation: Federation, state: State, done: Round, privacy: Ledger | No
     'bytes_up': int(done.bytes_up.sum()),
     'bytes_down': done.bytes_down * federation.per_round,
     'bytes_statistics': int(done.bytes_statistics.sum()),
-    'update_norm': done.update_norm,
+    'update_norm': _finite(done.update_norm),
   }
   if privacy is not None:
     spent = privacy.epsilon(state.number, int(state.participations.max()))

@@ -231,6 +231,12 @@ def test_a_training_that_diverged_says_so_when_it_is_read_again(setting, tmp_pat
     assert math.isnan(rows[-1]['loss']) and math.isnan(rows[-1]['update_norm'])
 
 
+def test_a_norm_beyond_float32_is_the_same_when_it_is_read_again(setting, tmp_path):
+  federation, variables = setting({'optimizer': optax.sgd(1e22)})
+  norms = [training.train(KEY, federation, variables, 1, workdir=tmp_path / 'new')[1][0]['update_norm'] for _ in '12']
+  assert np.isnan(norms).all()
+
+
 @pytest.mark.parametrize('defense', [{}, {'upload': defenses.dgc(ratio=0.1)}], ids=['none', 'dgc'])
 def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defense):
   federation, variables = setting(defense, per_round=2, server=optax.sgd(1.0, 0.9))
