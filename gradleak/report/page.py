@@ -473,9 +473,9 @@ def _granted(result: AuditResult, worst: Sequence[dict]) -> blocks.Section:
 def _inspected(result: AuditResult) -> blocks.Section:
   """Returns what a client can see of the models that it is sent."""
 
-  def told(found: Sequence[str] | str) -> Sequence[str]:
-    if isinstance(found, str):
-      return [said('audit.unread', reason=found)]
+  def told(found: Sequence[str] | str | None) -> Sequence[str]:
+    if found is None or isinstance(found, str):  # a folder of version 0.2 has no reason
+      return [said('audit.unread', reason=found or 'its folder does not say why')]
     return [*map(worded, found)] or [said('audit.unsuspicious')]
 
   alike = together((tuple(told(sentences)), attack) for attack, sentences in result.inspections.items())

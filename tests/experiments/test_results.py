@@ -188,7 +188,7 @@ def test_a_batch_that_spear_did_not_separate_is_read_again():
   found = [{**row, 'defense': cell.defense} for cell in experiment.cells]
   stored = json.loads(json.dumps(plain(found)))
   for cell in experiment.cells:
-    assert run.outcome(cell, stored) == run.outcome(cell, found) and run.outcome(cell, stored).mean is None
+    assert run.outcome(cell, stored) == run.outcome(cell, found) and run.outcome(cell, stored).mean == math.inf
 
 
 def test_a_revision_is_of_this_checkout_alone(tmp_path):

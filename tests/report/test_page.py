@@ -393,10 +393,13 @@ def test_a_colour_image_and_a_bare_config(build):
   assert 'No null-gradient control was run' in text
 
 
-def test_a_model_that_the_check_cannot_read_is_told_with_the_reason(result):
+@pytest.mark.parametrize(
+  ('kept', 'reason'), [('it has no layers', 'it has no layers'), (None, 'its folder does not say why')]
+)
+def test_a_model_that_the_check_cannot_read_is_told_with_the_reason(result, kept, reason):
   attack = result.config['attacks'][0]
-  text = ''.join(Page(report.render(changed(result, inspections={attack: 'it has no layers'}))).text)
-  assert 'The check cannot read this model: it has no layers.' in text
+  text = ''.join(Page(report.render(changed(result, inspections={attack: kept}))).text)
+  assert f'The check cannot read this model: {reason}.' in text
 
 
 def test_an_undefended_failure_leads_the_page(build):
