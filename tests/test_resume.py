@@ -208,7 +208,8 @@ def test_kill_9(tmp_path):
     [sys.executable, '-c', PROGRAM, 'launch/audit.py', *flags, f'--workdir={killed}'],
     cwd=programs.ROOT, env=programs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
   )  # fmt: skip
-  while not any(int(path.name[-8:]) >= 100 for path in killed.glob('checkpoints/csdlg-*-00000???')):
+  finished = f'checkpoints/csdlg-*-00000???/{storage.CHECKPOINT_SEAL}'
+  while not any(int(path.parent.name[-8:]) >= 100 for path in killed.glob(finished)):
     assert process.poll() is None, process.stderr.read()
     time.sleep(0.01)
   os.kill(process.pid, signal.SIGKILL)
