@@ -210,6 +210,7 @@ def test_a_use_that_a_frontier_does_not_have_is_refused(call, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_attacked_clients_of_one_sample_have_not_the_order_of_several(call, tmp_path):
   local = {'share': 'delta', 'local_batch_size': 1, 'order': '1,0'}
   given = {'defenses': [None], 'clients': np.arange(40).reshape(20, 2).tolist(), 'rounds': 1, 'attack_every': 0}

@@ -200,6 +200,7 @@ def test_uploads_are_not_random_where_the_server_alone_draws(scenario):
   assert identify(scenario, [pruned], 1, rounds=2, controls=1).rows[0]['rounds'] == 1
 
 
+@pytest.mark.long
 def test_one_upload_is_read_where_later_ones_hold_what_was_kept_back(scenario):
   """Candidates are simulated without what a client holds, which was in the uploads of later rounds."""
   defense = D.chain(D.gaussian(stddev=1e-3), D.dgc(ratio=0.2))

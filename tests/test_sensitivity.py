@@ -257,6 +257,7 @@ def test_what_is_no_scenario_is_refused(call, production):
       call[0](scenario=scenario)
 
 
+@pytest.mark.long
 def test_a_setting_of_one_sample_has_not_the_order_of_several(call, production, tmp_path):
   local, attack = gl.ClientSettings(share='delta', local_batch_size=1, order='1,0'), gl.attacks.csdlg(steps=1)
 

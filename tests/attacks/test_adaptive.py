@@ -309,6 +309,7 @@ def test_both_attacks_on_graddefense_know_how_much_noise_is_left_by_a_mean(conte
   assert seen == pytest.approx([0.3 * 0.1**2 / count for count in (4, 16, 8)])
 
 
+@pytest.mark.long
 def test_slices_are_left_out_of_one_upload_as_each_draws_its_own(context, gradient):
   text = 'graddefense(stddev=0.1,ratio=0.3)'
   adaptive = adaptive_attacks(text, context, rounds=4)['slices']
