@@ -322,6 +322,19 @@ def test_a_checkpoint_without_a_file_is_named_and_orbax_does_not_read_it(tmp_pat
     assert store.load_checkpoint('00-csdlg') is None
 
 
+def test_a_whole_checkpoint_that_orbax_cannot_read_is_named(tmp_path, monkeypatch):
+  """As one of another version of Orbax may be."""
+
+  def unread(path):
+    raise RuntimeError('no such format')
+
+  store = open_workdir(tmp_path / 'new')
+  store.save_checkpoint('00-csdlg', 40, [np.arange(7)])
+  monkeypatch.setattr('orbax.checkpoint.v1.load', unread)
+  with pytest.warns(storage.Caution, match='00-csdlg-00000040 is damaged'):
+    assert store.load_checkpoint('00-csdlg') is None
+
+
 def test_of_a_checkpoint_that_was_not_finished_nothing_is_read(tmp_path):
   """A run killed between a checkpoint and its seal has the one before, and no reason for a caution."""
   store, folder = open_workdir(tmp_path / 'new'), tmp_path / 'new' / 'checkpoints'

@@ -459,7 +459,7 @@ class Workdir:
       try:
         if check_sealed(path / CHECKPOINT_SEAL, ''):  # else the run was killed while it was written
           return int(path.name[-8:]), _checkpoint(path)
-      except errors.UsageError:
+      except Exception:  # of a file that is not as it was sealed; or of Orbax, which does not document its errors
         warnings.warn(f'the checkpoint {path} is damaged: what came after the one before is done again', Caution, 2)
     return None
 
