@@ -69,7 +69,7 @@ def by_magnitude(update: Tree, variance: float | Tree) -> Tree:
     usual = np.mean(v[kept]) if kept.any() else 1e-30
     spread = np.mean(np.square(u[kept])) if kept.any() else usual
     signal = max(2 * (spread - usual), 1e-6 * usual)
-    log_odds = 0.5 * np.square(u) * (1 / v - 1 / (v + signal)) - 0.5 * math.log((v + signal) / v)
+    log_odds = 0.5 * np.square(u) * (1 / v - 1 / (v + signal)) - 0.5 * np.log((v + signal) / v)
     found.append(kept / (1 + np.exp(-np.clip(log_odds, -500, 500))) / v)
   largest = max((float(w.max()) for w in found if w.size), default=0.0) or 1.0
   return treedef.unflatten([w / largest for w in found])

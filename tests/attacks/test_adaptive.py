@@ -13,7 +13,7 @@ import pytest
 import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
-from gradleak.adaptive import compression, graddefense
+from gradleak.adaptive import compression, graddefense, weights
 from gradleak.adaptive.base import AVERAGES, Case, Known, _typical_energies, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
@@ -102,6 +102,37 @@ def test_every_defense_has_the_adaptive_attacks_that_are_known(text, names, cont
   assert list(found) == names
   assert all(adaptive.words.endswith('.') and adaptive.rounds == 1 for adaptive in found.values())
   assert all(('compares only' in adaptive.words) == ('masked' in name) for name, adaptive in found.items())
+
+
+@pytest.mark.parametrize('rounds', [1, 3])
+@pytest.mark.parametrize(
+  'text',
+  ['outpost', 'svt_privacy', 'graddefense(stddev=0.1,estimate=probes)', 'gaussian(stddev=0.1)', 'prune(rate=0.9)'],
+)
+def test_every_view_weighs_each_entry_of_the_update(text, rounds, context):
+  draw = np.random.default_rng(0)
+  params = context.variables['params']
+  updates = [
+    jax.tree.map(lambda x: (draw.normal(size=x.shape) * (draw.random(x.shape) < 0.5)).astype(np.float32), params)
+    for _ in range(rounds)
+  ]
+  for name, adaptive in adaptive_attacks(text, context, rounds=rounds).items():
+    for view in adaptive.views(uploaded(*updates[: adaptive.rounds])):
+      for u, w in zip(jax.tree.leaves(view.update), jax.tree.leaves(view.weights), strict=True):
+        assert w.shape in ((), u.shape) and np.isfinite(w).all() and (w >= 0).all(), name
+
+
+def test_an_entry_weighs_the_less_the_more_noise_is_on_it():
+  draw = np.random.default_rng(0)
+  update = {'w': draw.normal(size=200) * (np.arange(200) % 2)}
+  spread = np.mean(np.square(update['w'][1::2]))
+  signal = 2 * (spread - 0.25)
+  odds = np.sqrt(0.25 / (0.25 + signal)) * np.exp(np.square(update['w']) * (2 - 0.5 / (0.25 + signal)))  # Gaussians'
+  expected = (update['w'] != 0) * odds / (1 + odds)
+  for variance in (0.25, {'w': np.full(200, 0.25)}):
+    np.testing.assert_allclose(weights.by_magnitude(update, variance)['w'], expected / expected.max(), rtol=1e-9)
+  found = weights.by_magnitude({'w': np.full(2, 3.0)}, {'w': np.array([0.1, 0.4])})['w']
+  np.testing.assert_allclose(found, [1.0, 0.25], rtol=0.01)
 
 
 def test_rounds_are_averaged_where_the_defense_is_random(context):
@@ -193,6 +224,7 @@ def test_without_auxiliary_data_nobody_starts_from_it(context):
     (attacks.prefix(), 'outpost', ['prior']),  # it compares no update
     (attacks.csdlg(distance='prefix'), 'outpost', ['prior']),
     (attacks.csdlg().changed(distance='prefix'), 'clip(norm=1)', []),
+    (attacks.csdlg(distance='prefix').changed(distance='cosine'), 'clip(norm=1)', ['clipped']),
   ],
 )
 def test_a_adaptive_attack_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):
