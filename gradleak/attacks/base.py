@@ -87,7 +87,7 @@ class AttackMethod(Method):
 
   Attributes:
     citation: its source.
-    reads: the `EVIDENCE` that it uses; an adaptive attack that offers none of it is not run for this attack.
+    evidence: the `EVIDENCE` that it may use, see `reads`.
     label_rule: the rule by which labels are inferred, a name of `labels.RULES`, as published.
     server: the malicious server whose uploads it reads, a `Method`; None for an honest server.
     label: how results call an attack of a user's own.
@@ -101,7 +101,7 @@ class AttackMethod(Method):
 
   kind: str = 'attack'
   citation: str = ''
-  reads: frozenset[str] = frozenset()
+  evidence: frozenset[str] = frozenset()
   label_rule: str = 'bias_corrected'
   server: Method | None = None
   label: str = ''
@@ -109,10 +109,10 @@ class AttackMethod(Method):
   prepare: Callable[..., Tree] | None = None
   adaptive: bool = False
 
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    if self.settings.get('distance') == 'prefix':  # it compares no updates
-      object.__setattr__(self, 'reads', frozenset())
+  @property
+  def reads(self) -> frozenset[str]:
+    """The evidence that it uses, none where it compares no updates; an adaptive attack that offers other is not run."""
+    return frozenset() if self.settings.get('distance') == 'prefix' else self.evidence
 
   @property
   def name(self) -> str:
@@ -202,7 +202,7 @@ def attack(
         factory,
         settings,
         citation=citation,
-        reads=frozenset(reads),
+        evidence=frozenset(reads),
         label_rule=label_rule,
         label=name,
         version=version,
@@ -241,7 +241,7 @@ def wrap(factory: Callable, label: str = '', reads: tuple[str, ...] = EVIDENCE, 
   errors.check_function('the attack', factory, 1, expected)
   label = label or getattr(factory, '__name__', type(factory).__name__)
   version = version and errors.check_text('version', version)
-  return AttackMethod(factory, {}, reads=frozenset(reads), label=label, version=version)
+  return AttackMethod(factory, {}, evidence=frozenset(reads), label=label, version=version)
 
 
 def as_attack(entry: Any) -> AttackMethod:
