@@ -168,12 +168,24 @@ def test_a_folder_of_another_partition_or_of_other_attacks_is_refused(found, cal
     call[0](**changes)
 
 
+UNATTACKED = {'attacks': (), 'attack_every': 0, 'trials': 4, 'controls': 32, 'steps': 1000}
+
+
+def test_attacks_before_the_first_round_are_added_to_trainings(call, monkeypatch, tmp_path):
+  monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
+  given = {'defenses': [None], 'workdir': tmp_path / 'new'}
+  without = call[0](**given, **UNATTACKED)
+  added = call[0](**given, attack_every=0)
+  assert without.rows == [] and len(added.rows) == 1
+  assert added.trained['none'].rows == without.trained['none'].rows
+
+
 def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkeypatch, tmp_path):
   monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
 
   def of(version, **changes):
     half = gl.defenses.wrap(optax.scale(0.5), 'upload', label='half', version=version)
-    return call[0](defenses=[half], attacks=(), attack_every=0, workdir=tmp_path / 'new', **changes)
+    return call[0](**UNATTACKED, defenses=[half], workdir=tmp_path / 'new', **changes)
 
   of('1')
   with pytest.raises(gl.UsageError, match="defense_version was '1', now '2'"):
@@ -192,6 +204,7 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
     ({'attacks': ()}, 'attack_every is 2, and there are no attacks'),
+    ({**UNATTACKED, 'trials': 1}, 'trials is 1, and there are no attacks: give some, or leave it at 4'),
     (
       {'defenses': [None, server_dp(norm=1.0, noise=0.0, clients=2)], 'server_noise': 1.0},
       'server_dp computes anew the mean that server_noise is added to',

@@ -137,6 +137,12 @@ def _labelled(rows: list[list[str]], name: str) -> tuple[tuple[str, str], ...]:
   if text is not None:
     if twice := [heading[one] for one in (text, label) if one is not None and heading.count(heading[one]) > 1]:
       raise errors.UsageError(f'{name} has several columns {twice[0]!r}: keep that name for one of them')
+    if label is None and len(heading) > 1:
+      others = ', '.join(one for one in rows[0] if one.lower() != heading[text])
+      raise errors.UsageError(
+        f'{name} has no column {" or ".join(_LABELS)} beside its texts: give one of {others} such a name, or keep the '
+        f'column {heading[text]} alone'
+      )
     rows = rows[1:]
   elif len(heading) > 2:
     raise errors.UsageError(

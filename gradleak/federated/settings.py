@@ -16,6 +16,7 @@ from gradleak.federated.optimizers import OPTIMIZERS, accumulated, adamw, clippe
 from gradleak.models import Model
 
 _CLIENT: dict[str, Any] = {'group': 'client'}
+_LOCAL = ('local_epochs', 'local_batch_size', 'learning_rate')  # recorded of all local training
 # Recorded where they are used: of local training, and of any client.
 _OPTIONAL = (
   'optimizer', 'momentum', 'weight_decay', 'accumulate', 'proximal', 'max_norm', 'rate_decay', 'sample_order', 'order',
@@ -117,7 +118,7 @@ class ClientSettings:
     errors.check_instance('order', self.order, str, "numbers of samples, as '2,0,1;1,2,0'")
     if self.share == 'gradient':
       defaults = ClientSettings()
-      for name in ('local_epochs', 'local_batch_size', *_OPTIONAL):
+      for name in (*_LOCAL, *_OPTIONAL):
         if getattr(self, name) != getattr(defaults, name):
           raise errors.UsageError(
             f'{name} is {getattr(self, name)!r}, and a client that shares its gradient takes one step without it: set '
@@ -145,12 +146,11 @@ class ClientSettings:
 
   def recorded(self) -> dict[str, Any]:
     """Returns what identifies it in a result, plain JSON: of a shared gradient nothing of local training."""
-    local = {'local_epochs', 'local_batch_size', 'learning_rate'}
     defaults = ClientSettings()
     optional = {
       name: getattr(self, name) for name in (*_OPTIONAL, *_OF_ANY) if getattr(self, name) != getattr(defaults, name)
     }
-    kept = {'loss', 'share'} | (local if self.share == 'delta' else set())
+    kept = {'loss', 'share'} | set(_LOCAL if self.share == 'delta' else ())
     return {**{name: value for name, value in self.plain().items() if name in kept}, **optional}
 
 

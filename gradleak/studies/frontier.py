@@ -99,6 +99,13 @@ class FrontierSettings:
   steps: int | None = setting(1000, 'Steps of searches that do not set their own.', **_ATTACKS, **_COUNT)
 
 
+_UNATTACKED = {  # of a training after whose rounds nothing is attacked
+  field.name: field.default
+  for field in dataclasses.fields(FrontierSettings)
+  if field.metadata['group'] == _ATTACKS['group']
+}
+
+
 class Trained(NamedTuple):
   """One training, under one defense.
 
@@ -279,10 +286,9 @@ def frontier(
     'key': np.asarray(jax.random.key_data(key)).tolist(),
   }
   attacks = listed(() if attacks is None else attacks)
-  if given.attack_every and not attacks:
-    raise errors.UsageError(
-      f'attack_every is {given.attack_every}, and there are no attacks: give some, or leave it at 0'
-    )
+  for name, usual in () if attacks else _UNATTACKED.items():
+    if (value := getattr(given, name)) != usual:
+      raise errors.UsageError(f'{name} is {value}, and there are no attacks: give some, or leave it at {usual}')
   if attacks and given.attack_every:  # the models after rounds are not kept: no attack can be added
     identity['attack_texts'] = {one.label: text(one) for one in labelled('attack', attacks, as_attack)}
   task = Task(key, scenario, test, parts, given, identity, how, progress)
@@ -403,6 +409,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     workdir=folder,
     config={
       **task.config,
+      **({} if given.attack_every else _UNATTACKED),
       'defense': one.label,
       'defense_text': str(one.method.defense),
       **({'defense_version': one.method.defense.version} if one.method.defense.version else {}),

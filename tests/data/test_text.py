@@ -126,6 +126,7 @@ NOTES = [f'note {number} on a heart' for number in range(10)]
     ('a.rtf', 'text,label', '{text},{label}', "the suffix '.rtf'"),
     ('a.csv', 'text,label,Text', '{text},{label},no', "several columns 'text'"),
     ('a.csv', 'label,text,label', '{label},{text},no', "several columns 'label'"),
+    ('a.csv', 'Text,Sentiment', '{text},{label}', 'no column label .*: give one of Sentiment such a name, or keep'),
     ('a.csv', 'comment', '{text}', "begins with 'comment', which may be a heading or a text"),
     ('a.tsv', 'comment', '{text}', 'or name the file .txt'),
     ('a.csv', 'text, short;label', '{text}, ward;{label}', "may be separated by ',' or ';': put values"),

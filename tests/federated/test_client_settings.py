@@ -92,6 +92,7 @@ def test_they_are_recorded_where_they_are_used(linear):
   [
     ({'optimizer': 'adam'}, "optimizer is 'adam', and a client that shares its gradient"),
     ({'max_norm': 1.0}, 'max_norm is 1.0, and a client that shares its gradient'),
+    ({'learning_rate': 0.1}, 'learning_rate is 0.1, and a client that shares its gradient'),
     ({**LOCAL, 'optimizer': 'adam', 'momentum': 0.9}, 'adam has its own'),
     ({**LOCAL, 'optimizer': 'adem'}, "did you mean 'adam'"),
     ({**LOCAL, 'max_norm': 0.0}, 'max_norm is 0.0'),

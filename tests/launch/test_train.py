@@ -119,6 +119,8 @@ def test_what_none_beats_is_the_frontier():
     ('--server=adam --server_momentum=0.9', 'server_momentum is 0.9'),
     ('--attack_every=-1', 'attack_every is -1'),
     ('--attack_every=2', 'attack_every is 2, and there are no attacks'),
+    ('--controls=8', 'controls is 8, and there are no attacks'),
+    ('--share=gradient', 'learning_rate is 0.01, and a client that shares its gradient'),
     ('--server_noise=-1', 'server_noise is -1'),
     ('--share=weights', "unknown share 'weights'"),
   ],
