@@ -122,6 +122,15 @@ def test_the_picture_has_a_panel_per_defense(swept):
   assert strengths(swept[1], STRENGTHS[:1]) is None  # nothing varies
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(('most', 'said'), [(1, ['The first 1 of 2 rows']), (2, [])])
+def test_rows_that_the_picture_leaves_out_are_counted(swept, monkeypatch, most, said):
+  titles = []
+  monkeypatch.setattr('gradleak.report.strengths.MAX_ROWS', most)
+  monkeypatch.setattr('matplotlib.figure.Figure.suptitle', lambda _, title, **style: titles.append(title))
+  assert strengths(swept[1], STRENGTHS) and titles == said
+
+
 def test_lines_run_along_the_number_that_varies_most():
   texts = ['none', 'prune(rate=0.9)', 'clip(norm=1)+gaussian(stddev=1e-2)', 'clip(norm=1)+gaussian(stddev=1e-3)']
   texts += ['clip(norm=2)+gaussian(stddev=1e-3)', 'clip(norm=1)+gaussian(stddev=1.5)']

@@ -139,9 +139,9 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
     shown = {defense for _, defense in pairs}
     panels = [(model, line, pairs) for line in lines(one for one in named if one.label in shown)]
     rows_of_panels += [panels[i : i + COLUMNS] for i in range(0, len(panels), COLUMNS)]
-  rows_of_panels = rows_of_panels[:MAX_ROWS]
   if not rows_of_panels:
     return None
+  number, rows_of_panels = len(rows_of_panels), rows_of_panels[:MAX_ROWS]
   across, down = max(map(len, rows_of_panels)), len(rows_of_panels)
   with figures.figure(3.6 * across, 2.9 * down, layout='constrained') as (figure, png):
     grid = figure.subplots(down, across, squeeze=False, sharey=True)
@@ -152,7 +152,10 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
         axes.set_axis_off()
     for axes in grid[:, 0]:
       axes.set_ylabel(score.with_unit(' in '))
-    handles, labels = grid.flat[0].get_legend_handles_labels()
+    if number > down:
+      figure.suptitle(f'The first {down} of {number} rows', fontsize=10)
+    keys = dict(pair[::-1] for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True))
+    labels, handles = list(keys), list(keys.values())
     longest = 0.6 + 0.085 * max(map(len, labels), default=0)  # of an entry, in inches
     columns = min(3, len(labels), max(1, int(3.6 * across / longest)))
     figure.set_size_inches(3.6 * across, 2.9 * down + 0.3 + 0.2 * -(-len(labels) // max(1, columns)))

@@ -402,6 +402,15 @@ def test_a_model_that_the_check_cannot_read_is_told_with_the_reason(result, kept
   assert f'The check cannot read this model: {reason}.' in text
 
 
+def test_defenses_that_the_first_picture_leaves_out_are_counted(result, monkeypatch):
+  number = len(result.config['defenses'])
+  for most in (number - 1, number):
+    monkeypatch.setattr('gradleak.report.marked.MOST', most)
+    text = ''.join(Page(report.render(result)).text)
+    said = f'The picture has the first {most} of {number} defenses, the table all of them.'
+    assert (said in text) == (most < number) and text.count('The picture has the first') == (most < number)
+
+
 def test_an_undefended_failure_leads_the_page(build):
   result = build(4, defenses=('none', 'laplace(scale=0.1)'), diverged=())
   rows = [row | {'success': False, 'verdict': 'inconclusive', 'solved': False} for row in result.rows]
