@@ -15,6 +15,7 @@ import gradleak as gl
 from gradleak.adaptive import likelihood
 from gradleak.audit.labelled import named_defenses
 from gradleak.core import storage
+from gradleak.defenses.concealment import project
 from gradleak.defenses.defense import Noise, bind
 from gradleak.modalities import images as images_of
 from gradleak.studies import identification
@@ -154,6 +155,7 @@ ASSUMED = (
   (D.secagg_rounding(), 'noise', 8),
   (D.svt_privacy(gamma=0.1, epsilon=1e6, noise_var=10.0), 'noise', 8),
   (D.chain(D.laplace(scale=0.01), D.gaussian(stddev=0.01)), 'draws', 6),
+  (D.concealment(steps=10), 'projected', 6),
 )
 ALIKE = (2, 3, 5, 8, 11, 12, 13, 14, 15, 16)  # which are assumed and run as another of them is
 
@@ -163,6 +165,38 @@ def test_what_is_assumed_follows_from_the_traits(scenario, defense, model):
   given = likelihood.expected(bind(defense, scenario.context), scenario.context, 1)
   assert given.model == model
   assert given.stated == (model in ('noise', 'mixture'))
+
+
+@pytest.mark.parametrize(
+  ('defense', 'model'),
+  [
+    (D.chain(D.concealment(), D.clip(norm=0.5)), 'projected'),
+    (D.chain(D.concealment(), D.gaussian(stddev=0.1)), 'direction'),
+    (D.concealment(projection=False), 'direction'),
+    (D.concealment(margin=0.1), 'direction'),
+  ],
+  ids=str,
+)
+def test_uploads_are_orthogonal_where_the_projection_is_the_last_word(scenario, defense, model):
+  assert likelihood.expected(bind(defense, scenario.context), scenario.context, 1).model == model
+
+
+def test_an_upload_that_was_projected_names_its_sample(scenario):
+  """A tenth of a part in a million is orthogonal, and a part in a hundred thousand is a chance direction."""
+  rng = np.random.default_rng(0)
+  given = likelihood.expected(bind(D.concealment(), scenario.context), scenario.context, 1)
+  own = rng.normal(size=(6, 2000)).astype(np.float32)
+  uploads = np.asarray([project({'w': g + rng.normal(size=2000)}, {'w': -g})['w'] for g in own], np.float32)
+  uploads[5] += np.float32(1e-5 * np.linalg.norm(uploads[5]) / np.linalg.norm(own[5])) * own[5]
+  others = rng.normal(size=(50, 2000)).astype(np.float32) + 0.3 * uploads.mean(axis=0)
+  scores = likelihood.log_likelihoods(given, uploads, None, np.concatenate([own, others])[:, np.newaxis])
+  assert scores.argmax(axis=1)[:5].tolist() == list(range(5)) and scores[5].argmax() >= 6
+  bare = likelihood.log_likelihoods(
+    given._replace(model='direction'), uploads, None, np.concatenate([own, others])[:, np.newaxis]
+  )
+  assert (bare.argmax(axis=1) >= 6).all()
+  without = likelihood.orthogonal(np.zeros((1, 2000), np.float32), np.ones((1, 2000)), own[:, np.newaxis])
+  assert not without.any()  # an upload of zeros is nobody's
 
 
 @pytest.mark.parametrize(

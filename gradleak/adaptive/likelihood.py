@@ -12,7 +12,8 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
 - Entries that are not sent, or are no finite numbers, are not compared.
 - Any other random defense is simulated several times, and the nearest of these uploads counts.
 - A client that augments its samples, drops out neurons or shuffles them is likewise simulated several times.
-- A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared.
+- A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared. Where such
+  a defense projects (DCS², eq. 11), its uploads are orthogonal to the bare update of their sample, or on its side.
 
 The likelihood of an exact candidate is lost where the list holds an altered copy, such as a JPEG. Its pattern of
 largest entries is not. So both are computed (`support`).
@@ -36,16 +37,20 @@ from gradleak.threat import EVIDENCE
 
 DRAWS = 8  # simulated uploads of a defense whose randomness has no density
 ROUNDING = 1e-4  # of the root mean square of an upload: an entry that deviates by less has no noise
+ORTHOGONAL = 3e-7  # cosine, at most, of what float32 makes orthogonal: of two updates, one in 10⁵ or fewer
 TOP = 0.05  # of the entries of a tensor: its largest ones
+_ALIKE = 1 - 1e-6  # cosine of two updates of one direction
+_NEAR = 1e-4  # cosine, at most, of those that are looked at in double precision
 
-MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction')
+MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction', 'projected')
 
 
 class Expected(NamedTuple):
   """What an attacker expects of the upload of a candidate.
 
   Attributes:
-    model: one of `MODELS`: 'exact' (no noise), 'noise' (on every entry), 'mixture' (on some), 'draws', 'direction'.
+    model: one of `MODELS`: 'exact' (no noise), 'noise' (on every entry), 'mixture' (on some), 'draws', 'direction', and
+      'projected', where an upload may also be orthogonal to the update.
     bound: the defense that is simulated on a candidate.
     draws: how many uploads of a candidate are simulated.
     variance: of the noise, shaped like the parameters.
@@ -102,8 +107,11 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     return Expected(model, made, draws, nothing, 0.0, None, False, masked or zeros)
 
   if any(_gradients(stage, context) >= COSTLY for stage in stages):
-    cheap = [m for m in stages if _gradients(m, context) < COSTLY and not m.traits.random]
-    return simulating(cheap, 'direction', zeros=any(m.traits.sparsifies == 'zeros' for m in stages))
+    costly = [m for m in stages if _gradients(m, context) >= COSTLY]
+    cheap = [m for m in stages if m not in costly and not m.traits.random]
+    projected = any(m.traits.projects(m.settings) for m in costly) and len(cheap) + len(costly) == len(stages)
+    zeros = any(m.traits.sparsifies == 'zeros' for m in stages)
+    return simulating(cheap, 'projected' if projected else 'direction', zeros=zeros)
   noisy = [stage for stage in stages if stage.traits.noise is not None]
   chosen = [m for m in stages if m.traits.random and m.traits.noise is None and m.traits.sparsifies == 'mask']
   rest = [stage for stage in stages if stage not in noisy and stage not in chosen]
@@ -224,7 +232,22 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
     groups,
     np.float32(given.fraction),
   )
-  return np.asarray(best)
+  if given.model != 'projected':
+    return np.asarray(best)
+  kept = np.ones_like(updates) if masks is None else masks
+  return np.where(orthogonal(updates, kept, means), _aligned(kept), best)
+
+
+def orthogonal(updates: np.ndarray, kept: np.ndarray, means: np.ndarray) -> np.ndarray:
+  """Returns which uploads [U, P] are orthogonal to a candidate's update [C, K, P], to rounding, bool [U, C]."""
+  number, draws, entries = means.shape
+  near = np.abs(cosines(updates, kept, means.reshape(-1, entries))) < _NEAR
+  found = np.zeros(near.shape, bool)
+  for u, c in np.argwhere(near):  # float32 would not tell them from what is nearly orthogonal
+    upload, mean = (row.astype(np.float64) * kept[u] for row in (updates[u], means.reshape(-1, entries)[c]))
+    lengths = np.linalg.norm(upload) * np.linalg.norm(mean)
+    found[u, c] = lengths > 0 and abs(upload @ mean) <= ORTHOGONAL * lengths
+  return found.reshape(-1, number, draws).any(axis=-1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -252,8 +275,8 @@ def _of_means(
 ) -> jax.Array:
   """Returns the log-likelihoods [U, C] of uploads [U, P], given means [C, P]."""
   kept = jnp.ones_like(updates) if masks is None else masks.astype(jnp.float32)
-  if model == 'direction':
-    cosine = jnp.clip(_cosines(updates, kept, means), 0, 1 - 1e-6)
+  if model in ('direction', 'projected'):
+    cosine = jnp.clip(_cosines(updates, kept, means), 0, _ALIKE)
     return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log1p(-jnp.square(cosine))
   if model == 'draws':
     own = jnp.sum(jnp.square(updates * kept), -1, keepdims=True)
@@ -278,6 +301,11 @@ def _of_means(
     return jnp.sum(jnp.logaddexp(log_noisy + terms, log_quiet + quiet), -1)
 
   return jax.lax.map(one, means).T
+
+
+def _aligned(kept: np.ndarray) -> np.ndarray:
+  """Returns the log-likelihood [U, 1] of an update that has the direction of the upload, the largest that there is."""
+  return (-0.5 * np.sum(kept, -1, keepdims=True, dtype=np.float64) * np.log1p(-(_ALIKE**2))).astype(np.float32)
 
 
 def _normal(residual: jax.Array, variance: jax.Array) -> jax.Array:

@@ -274,6 +274,7 @@ def project(mixed: Tree, original: Tree, margin: Any = 0.0) -> Tree:
   moves=True,
   gradients=lambda context, settings: settings['steps'],
   idle=lambda settings: settings['sensitive'] == 0,
+  projects=lambda settings: settings['projection'] and settings['margin'] == 0,
 )
 def concealment(
   client: Any = None,

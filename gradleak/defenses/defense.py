@@ -141,6 +141,8 @@ class Traits:
     gradients: (`Context`, settings) -> how many gradients it computes of each sample, beside the client's own: an
       attacker who simulates it many times does so less often where they are many.
     idle: settings -> whether it is the identity.
+    projects: settings -> whether it turns what would oppose the gradient that it takes, until both are orthogonal: an
+      upload that is, to rounding, names its sample.
     replaces: whether it computes anew what it returns, so that what earlier stages of its place did is lost: it is the
       first of them.
     moves: whether it moves samples, or looks at derivatives with respect to them, and so takes none that are whole
@@ -168,14 +170,16 @@ class Traits:
   remark: Callable[[Context, Settings], str] = lambda context, settings: ''
   gradients: Callable[[Context, Settings], int] = lambda context, settings: 0
   idle: Callable[[Settings], bool] = lambda settings: False
+  projects: Callable[[Settings], bool] = lambda settings: False
   replaces: bool = False
   moves: bool = False
 
   def __post_init__(self) -> None:
     check_fields(self)
-    for name in ('arguments', 'clips', 'bounds', 'limits', 'mechanism', 'bits', 'gradients', 'idle'):
+    always = 'arguments', 'gradients', 'idle', 'projects'
+    for name in ('clips', 'bounds', 'limits', 'mechanism', 'bits', *always):
       value = getattr(self, name)
-      if not callable(value) and (value is not None or name in ('arguments', 'gradients', 'idle')):
+      if not callable(value) and (value is not None or name in always):
         raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')
     if self.noise is not None:
       errors.check_instance('the trait noise', self.noise, Noise, 'a gradleak.defenses.Noise')

@@ -12,6 +12,7 @@ import scipy.optimize
 
 import gradleak as gl
 from gradleak import Client, defenses, models
+from gradleak.adaptive.likelihood import orthogonal
 from gradleak.core import errors
 from gradleak.defenses.concealment import Search, mixed_gradient, objective, project, start_point, view
 from gradleak.defenses.defense import Context
@@ -226,6 +227,8 @@ def test_the_update_is_turned_where_it_opposes_the_gradient_it_was_handed(settin
   turned, _ = conceal(opposed, projection=True)
   assert cosine(flat(mixed), flat(opposed.gradient)) < -0.1
   assert abs(cosine(flat(turned), flat(opposed.gradient))) < 1e-5
+  own, upload = (flat(tree)[np.newaxis].astype(np.float32) for tree in (opposed.gradient, turned))
+  assert orthogonal(upload, np.ones_like(upload), own[:, np.newaxis]).all()
 
 
 @pytest.mark.parametrize('scale', [1e-12, 1.0, 1e12])
