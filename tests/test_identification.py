@@ -182,7 +182,7 @@ def test_uploads_are_orthogonal_where_the_projection_is_the_last_word(scenario, 
 
 
 def test_an_upload_that_was_projected_names_its_sample(scenario):
-  """A tenth of a part in a million is orthogonal, and a part in a hundred thousand is a chance direction."""
+  """A cosine of a ten-millionth is of rounding, and one of a hundred-thousandth is of chance."""
   rng = np.random.default_rng(0)
   given = likelihood.expected(bind(D.concealment(), scenario.context), scenario.context, 1)
   own = rng.normal(size=(6, 2000)).astype(np.float32)

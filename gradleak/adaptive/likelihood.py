@@ -37,7 +37,7 @@ from gradleak.threat import EVIDENCE
 
 DRAWS = 8  # simulated uploads of a defense whose randomness has no density
 ROUNDING = 1e-4  # of the root mean square of an upload: an entry that deviates by less has no noise
-ORTHOGONAL = 3e-7  # cosine, at most, of what float32 makes orthogonal: of two updates, one in 10⁵ or fewer
+ORTHOGONAL = 3e-7  # cosine, at most, that rounding leaves of what float32 makes orthogonal: it has up to 2.3e-7
 TOP = 0.05  # of the entries of a tensor: its largest ones
 _ALIKE = 1 - 1e-6  # cosine of two updates of one direction
 _NEAR = 1e-4  # cosine, at most, of those that are looked at in double precision
