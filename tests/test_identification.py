@@ -697,6 +697,15 @@ def test_the_first_sentence_follows_from_the_counts(scenario):
 
 
 @pytest.mark.long
+def test_ranks_of_a_version_that_assumed_no_projection_are_another_part(scenario, tmp_path, monkeypatch):
+  defense, expected = D.concealment(steps=10), likelihood.expected
+  arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}
+  with monkeypatch.context() as patch:
+    patch.setattr(likelihood, 'expected', lambda *given: expected(*given)._replace(model='direction'))
+    assert identify(scenario, [defense], **arguments).rows[0]['model'] == 'direction'
+  assert identify(scenario, [defense], **arguments).rows[0]['model'] == 'projected'
+
+
 def test_the_program_writes_a_page_and_a_table(tmp_path):
   what = '--dataset=digits', '--model=mlp(widths=16)', '--trials=4', '--candidates=60', '--progress=none'
   done = programs.start(
@@ -716,6 +725,9 @@ def test_processes_share_the_defenses(tmp_path):
   class Run:
     def __init__(self):
       self.ran, self.seconds = [], 0.0
+
+    def assumed(self, one):
+      return {}
 
     def under(self, one, name, alter):
       self.ran.append(one.label)

@@ -288,7 +288,9 @@ def identify(
 
 def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[int, int]) -> list[dict] | None:
   """Returns the rows of all parts, stored or run now; None while one is missing, whose turn is another process's."""
-  names = [f'{name}-{digest({"defense": text(one), "label": one.label})[:8]}' for one, name, _ in parts]
+  names = [
+    f'{name}-{digest({"defense": text(one), "label": one.label, **run.assumed(one)})[:8]}' for one, name, _ in parts
+  ]
   found: dict[str, list[dict]] = {}
   for number, name in enumerate(names):
     known = None if store is None else store.load_part(name)
@@ -408,6 +410,12 @@ class _Run:
     made = self._means(bound, likelihood.DRAWS, self.listed.samples, 'as they are', few)
     each = made.reshape(len(made), -1, likelihood.DRAWS, made.shape[-1])
     return not np.array_equal(each, np.broadcast_to(each[:, :, :1], each.shape), equal_nan=True)
+
+  def assumed(self, defense: Labelled) -> dict[str, str]:
+    """Returns what names a part, beside its defense: earlier versions did not assume a projection."""
+    bound = bind(defense.method, self.scenario.context)
+    model = likelihood.expected(bound, self.scenario.context, self.given.batch_size).model
+    return {'model': model} if model == 'projected' else {}
 
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
