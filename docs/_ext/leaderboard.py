@@ -132,8 +132,10 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
   faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
   named = _ranked(entry for entry in entries.values() if entry['task']['dataset'] == 'cifar10')
-  assert named and all(one['identified'] == one['n'] == named[0]['n'] for one in named)
-  seen, undone = named[0], of['faces', faces[0]]['honest']['n']
+  seen, undone = max(named.values(), key=lambda one: one['n']), of['faces', faces[0]]['honest']['n']
+  every = [one for one in named.values() if one['identified'] == one['n'] == seen['n']]
+  fewer = [f'{one["identified"]} of {one["n"]} under `{text}`' for text, one in named.items() if one not in every]
+  assert len(every) > len(fewer)
   low, high = sorted((noisy, outpost), key=_shown)
   return [
     f'**{_share(low)} to {_share(high)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
@@ -142,18 +144,19 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed(_strengths(sorted(faces)))}.',
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
-    f'an upload names each among {seen["candidates"]} others, under each of {len(named)} defenses.',
+    f'an upload names each among {seen["candidates"]} others, under each of {len(every)} defenses'
+    f'{", and " * bool(fewer)}{listed(fewer)}.',
   ]
 
 
-def _ranked(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-  """Returns for each defense how many originals the likelihood ranks first, of the entry with the most uploads."""
+def _ranked(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+  """Returns defense -> how many originals the likelihood ranks first, of the entry with the most uploads."""
   most: dict[str, Mapping[str, Any]] = {}
   for entry in entries:
     seen = entry.get('likelihood')
     if seen and entry['defense'] != 'none' and seen['n'] > most.get(entry['text'], {'n': 0})['n']:
       most[entry['text']] = seen
-  return list(most.values())
+  return most
 
 
 def _strengths(texts: Sequence[str]) -> list[str]:

@@ -242,13 +242,16 @@ def test_what_does_not_run_on_the_smaller_batch_says_so():
   )
 
 
+GRADIENT = {'share': 'gradient', 'local_epochs': 1, 'local_batch_size': None, 'learning_rate': None}
+
+
 @pytest.mark.parametrize(
   ('given', 'sizes', 'words'),
   [
-    ({'share': 'gradient', 'local_epochs': 1, 'local_batch_size': None}, (3, 4), 'as many samples as each other'),
+    (GRADIENT, (3, 4), 'as many samples as each other'),
     ({'local_batch_size': None}, (3, 4), 'as many samples as each other'),
     ({}, (3, 4), "set last_batch='dropped'"),
-    ({'share': 'gradient', 'local_epochs': 1, 'local_batch_size': None}, (3, 3), ''),
+    (GRADIENT, (3, 3), ''),
     ({}, (3, 3), ''),
     ({'last_batch': 'dropped'}, (3, 2), ''),
   ],
