@@ -343,6 +343,11 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
     ({'recognised': 0, 'candidates': 98}, {}, False, False, 'above chance'),  # chance would do it in one of 99 cases
     ({'recognised': 0, 'candidates': 99}, {}, False, False, 're-identified'),
     ({'recognised': 0, 'pearson': 0.3}, {}, False, False, 'inconclusive'),  # beyond the control means beyond
+    # No control run has a picture: the rank itself is then rarer than a correlation beyond the control.
+    ({**UNSEEN, 'identified': 1}, {'correlation': math.nan}, False, False, 're-identified'),
+    ({**UNSEEN, 'identified': 1, 'candidates': 740}, {'correlation': math.nan}, False, False, 're-identified'),
+    ({**UNSEEN, 'identified': 1, 'candidates': 739}, {'correlation': math.nan}, False, False, 'inconclusive'),
+    ({**UNSEEN, 'identified': 1}, {'correlation': math.nan, 'identified': 1.0}, False, False, 'inconclusive'),
     ({'recognised': 0, 'identified': 0}, {}, False, False, 'above chance'),
     ({'recognised': 0, 'identified': 0}, {'score': 30.0}, False, False, 'inconclusive'),
     ({'recognised': 0, 'identified': 0}, {'score': 29.9}, False, False, 'above chance'),

@@ -144,8 +144,8 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed(_strengths(sorted(faces)))}.',
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
-    f'an upload names each among {seen["candidates"]} others, under each of {len(every)} defenses'
-    f'{", and " * bool(fewer)}{listed(fewer)}.',
+    f'an upload names each among {seen["candidates"]} others, under each of {len(every)} defenses.'
+    + (f' It finds {listed(fewer)}.' if fewer else ''),
   ]
 
 

@@ -81,7 +81,7 @@ def judge(row: dict, beyond: Threshold) -> dict:
   - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's threshold. Among fewer
     than `MIN_CANDIDATES` others the rank says little, or is certain: the run has to be above chance as well.
   - re-identified: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the
-    control.
+    control. Where no control run has a correlation, rank 1 of at least `CHANCE` is as rare as one beyond it.
   - above chance: PSNR and correlation are beyond the control.
 
   The correlation of flat images means nothing. Where all images of a batch are flat, and the attack searches, the PSNR
@@ -99,10 +99,11 @@ def judge(row: dict, beyond: Threshold) -> dict:
   else:
     correlated = row[kind.correlation] > beyond.correlation
   above = row[kind.score] > beyond.score and correlated
+  rare = math.isnan(beyond.correlation) and row['candidates'] + 1 >= CHANCE
   reached = (
     row['revealed'] > beyond.revealed,
     row['recognised'] > beyond.recognised and (among_many or above),
-    row['identified'] > beyond.identified and among_many and correlated,
+    row['identified'] > beyond.identified and ((among_many and correlated) or rare),
     above,
   )
   level = next((name for name, holds in zip(LEVELS, reached, strict=True) if holds and not row['diverged']), None)

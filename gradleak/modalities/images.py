@@ -180,7 +180,7 @@ WORDS: dict[str, str] = {
   'verdicts.re-identified': (
     'The original is the most similar of all candidates, which happens to one attacker by chance in '
     '{chance:significant} % of uploads, and the correlation is three standard deviations above that of the '
-    'control: an attacker with a list of suspects learns who it is, although there is no picture.'
+    'control, if that has any: an attacker with a list of suspects learns who it is, although there is no picture.'
   ),
   'verdicts.above chance': (
     'PSNR and correlation are beyond the control (its 95th percentile; three standard deviations above its mean),'

@@ -64,8 +64,8 @@ WORDS: dict[str, str] = {
   ),
   'verdicts.re-identified': (
     'The original is the nearest of all candidates, which happens to one attacker by chance in {chance:significant} '
-    '% of uploads, and the trace is three standard deviations above that of the control: an attacker with a list of '
-    'suspects learns who it is, although the row is not right.'
+    '% of uploads, and the trace is three standard deviations above that of the control, if that has any: an attacker '
+    'with a list of suspects learns who it is, although the row is not right.'
   ),
   'verdicts.above chance': (
     'The share of right cells and the trace are beyond the control (its 95th percentile; three standard deviations '

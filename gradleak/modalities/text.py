@@ -250,8 +250,8 @@ WORDS = {
   'by its weighted bag of tokens.{made} And its ROUGE-2 is above the 99th percentile of two different candidates.',
   'verdicts.re-identified': 'The original is the nearest of all candidates by its weighted bag of tokens, which '
   'happens to one attacker by chance in {chance:significant} % of uploads. And its standing among them is three '
-  'standard deviations above that of the control: an attacker with a list of suspects learns who it is, although no '
-  'text is right.',
+  'standard deviations above that of the control, if that has any: an attacker with a list of suspects learns who it '
+  'is, although no text is right.',
   'verdicts.above chance': 'ROUGE-1 and the standing among the candidates are beyond the control (its 95th percentile; '
   'three standard deviations above its mean), and nothing more.',
   'scores.text': 'The F1 of the words that a reconstruction and the private text have in common, each as often as it '
