@@ -126,9 +126,10 @@ def test_the_picture_has_a_panel_per_defense(swept):
 @pytest.mark.parametrize(('most', 'said'), [(1, ['The first 1 of 2 rows']), (2, [])])
 def test_rows_that_the_picture_leaves_out_are_counted(swept, monkeypatch, most, said):
   titles = []
-  monkeypatch.setattr('gradleak.report.strengths.MAX_ROWS', most)
+  monkeypatch.setattr(sys.modules[strengths.__module__], 'MAX_ROWS', most)
   monkeypatch.setattr('matplotlib.figure.Figure.suptitle', lambda _, title, **style: titles.append(title))
-  assert strengths(swept[1], STRENGTHS) and titles == said
+  rows = [*swept[1], *({**row, 'audit': f'{row["audit"]} of another', 'model': 'other'} for row in swept[1])]
+  assert strengths(rows, STRENGTHS) and titles == said
 
 
 def test_lines_run_along_the_number_that_varies_most():

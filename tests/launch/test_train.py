@@ -85,7 +85,7 @@ def test_it_trains_attacks_and_draws_the_frontier(tmp_path):
   assert (tmp_path / 'new' / 'training.html').exists()
   leaks = (tmp_path / 'new' / '01-topk-ratio-0-1' / 'leakage.jsonl').read_text().splitlines()
   leaks = [json.loads(line) for line in leaks]
-  assert [(leak['round'], leak['n']) for leak in leaks] == [(2, 1)]
+  assert [(leak['round'], {row['trial'] for row in leak['rows']}) for leak in leaks] == [(2, {0})]
   assert (tmp_path / 'new' / '01-topk-ratio-0-1' / 'audit-00002' / 'report.html').exists()
   assert (tmp_path / 'new' / 'leakage.png').read_bytes().startswith(b'\x89PNG')
   rows = [json.loads(line) for line in (tmp_path / 'new' / '00-none' / 'rounds.jsonl').read_text().splitlines()]
