@@ -295,7 +295,7 @@ ALONE = [
   {'frozen': 'first'},
   {'frozen': 'first', 'weight_decay': 0.5, 'max_norm': 0.1, 'proximal': 1.0},
   {'private': 'last', 'momentum': 0.5},
-  {'frozen': 'first', 'share': 'gradient', 'local_epochs': 1, 'local_batch_size': None},
+  {'frozen': 'first', 'share': 'gradient', 'local_epochs': 1, 'local_batch_size': None, 'learning_rate': None},
 ]
 
 
