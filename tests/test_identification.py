@@ -702,6 +702,7 @@ def test_ranks_of_a_version_that_assumed_no_projection_are_another_part(scenario
   arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}
   with monkeypatch.context() as patch:
     patch.setattr(likelihood, 'expected', lambda *given: expected(*given)._replace(model='direction'))
+    patch.setattr(identification, '_assumed', lambda defense: {})
     assert identify(scenario, [defense], **arguments).rows[0]['model'] == 'direction'
   assert identify(scenario, [defense], **arguments).rows[0]['model'] == 'projected'
 
@@ -725,9 +726,6 @@ def test_processes_share_the_defenses(tmp_path):
   class Run:
     def __init__(self):
       self.ran, self.seconds = [], 0.0
-
-    def assumed(self, one):
-      return {}
 
     def under(self, one, name, alter):
       self.ran.append(one.label)

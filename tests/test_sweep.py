@@ -125,11 +125,15 @@ def test_the_picture_has_a_panel_per_defense(swept):
 @pytest.mark.slow
 @pytest.mark.parametrize(('most', 'said'), [(1, ['The first 1 of 2 rows']), (2, [])])
 def test_rows_that_the_picture_leaves_out_are_counted(swept, monkeypatch, most, said):
-  titles = []
+  """And its legend has the attacks of all others."""
+  titles, legends = [], []
   monkeypatch.setattr(sys.modules[strengths.__module__], 'MAX_ROWS', most)
   monkeypatch.setattr('matplotlib.figure.Figure.suptitle', lambda _, title, **style: titles.append(title))
-  rows = [*swept[1], *({**row, 'audit': f'{row["audit"]} of another', 'model': 'other'} for row in swept[1])]
+  monkeypatch.setattr('matplotlib.figure.Figure.legend', lambda _, handles, labels, **style: legends.extend(labels))
+  other = {'model': 'other', 'attack': 'another'}
+  rows = [*swept[1], *({**row, **other, 'audit': f'{row["audit"]} of another'} for row in swept[1])]
   assert strengths(rows, STRENGTHS) and titles == said
+  assert ('another, non-adaptive' in legends) == (most == 2) and len(set(legends)) == len(legends)
 
 
 def test_lines_run_along_the_number_that_varies_most():

@@ -106,8 +106,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     made = bind(Defense(tuple(stages)), context)
     return Expected(model, made, draws, nothing, 0.0, None, False, masked or zeros)
 
-  if any(_gradients(stage, context) >= COSTLY for stage in stages):
-    costly = [m for m in stages if _gradients(m, context) >= COSTLY]
+  if costly := [stage for stage in stages if _gradients(stage, context) >= COSTLY]:
     cheap = [m for m in stages if m not in costly and not m.traits.random]
     projected = any(m.traits.projects(m.settings) for m in costly) and len(cheap) + len(costly) == len(stages)
     zeros = any(m.traits.sparsifies == 'zeros' for m in stages)
@@ -235,7 +234,7 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
   if given.model != 'projected':
     return np.asarray(best)
   kept = np.ones_like(updates) if masks is None else masks
-  return np.where(orthogonal(updates, kept, means), _aligned(kept), best)
+  return np.where(orthogonal(updates, kept, means), _along(_ALIKE, kept), best)
 
 
 def orthogonal(updates: np.ndarray, kept: np.ndarray, means: np.ndarray) -> np.ndarray:
@@ -277,7 +276,7 @@ def _of_means(
   kept = jnp.ones_like(updates) if masks is None else masks.astype(jnp.float32)
   if model in ('direction', 'projected'):
     cosine = jnp.clip(_cosines(updates, kept, means), 0, _ALIKE)
-    return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log1p(-jnp.square(cosine))
+    return _along(cosine, kept)
   if model == 'draws':
     own = jnp.sum(jnp.square(updates * kept), -1, keepdims=True)
     energy = own - 2 * (updates * kept) @ means.T + kept @ jnp.square(means).T
@@ -303,9 +302,9 @@ def _of_means(
   return jax.lax.map(one, means).T
 
 
-def _aligned(kept: np.ndarray) -> np.ndarray:
-  """Returns the log-likelihood [U, 1] of an update that has the direction of the upload, the largest that there is."""
-  return (-0.5 * np.sum(kept, -1, keepdims=True, dtype=np.float64) * np.log1p(-(_ALIKE**2))).astype(np.float32)
+def _along(cosine: Any, kept: Any) -> jax.Array:
+  """Returns the log-likelihood of uploads with entries `kept` [U, P] at a cosine of a candidate's update, or [U, C]."""
+  return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log1p(-jnp.square(cosine))
 
 
 def _normal(residual: jax.Array, variance: jax.Array) -> jax.Array:

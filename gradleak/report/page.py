@@ -55,7 +55,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
     result.rows, worst, functools.partial(pair, result), published=wording.published(result.methods), kind=kind
   )
   size, exact = config.get('batch_size', 1), wording.intervals(config)
-  cut = len(worst) > marked.MOST
+  many = {'shown': marked.MOST, 'number': len(worst)} if len(worst) > marked.MOST else None
   footer = (
     versions(result.versions, result.seconds) if result.versions else blocks.Text(formatting.duration(result.seconds))
   )
@@ -67,7 +67,7 @@ def render(result: AuditResult, picture: bytes | None = None) -> str:
     [
       blocks.Text(headline.sentence(worst, config), 'meaning'),
       blocks.Picture(picture or slide(result), said('audit.slide'), kind.marked is not None),
-      *([blocks.Text(said('audit.slide_first', shown=marked.MOST, number=len(worst)), 'note')] * cut),
+      *([blocks.Text(said('audit.slide_first', **many), 'note')] if many else []),
       headline.verdict_table(lines),
       blocks.Text(text(said('audit.verdicts', size=size, exact=exact), READING, said('audit.others')), 'note'),
     ],

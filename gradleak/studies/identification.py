@@ -289,7 +289,7 @@ def identify(
 def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[int, int]) -> list[dict] | None:
   """Returns the rows of all parts, stored or run now; None while one is missing, whose turn is another process's."""
   names = [
-    f'{name}-{digest({"defense": text(one), "label": one.label, **run.assumed(one)})[:8]}' for one, name, _ in parts
+    f'{name}-{digest({"defense": text(one), "label": one.label, **_assumed(one)})[:8]}' for one, name, _ in parts
   ]
   found: dict[str, list[dict]] = {}
   for number, name in enumerate(names):
@@ -311,6 +311,12 @@ def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[
         return None
       found[name] = known[0]
   return [row for name in names for row in found[name]]
+
+
+def _assumed(defense: Labelled) -> dict[str, bool]:
+  """Returns what names a part, beside its defense: earlier versions did not assume a projection."""
+  projects = any(stage.traits.projects(stage.settings) for stage in defense.method.stages)
+  return {'projects': True} if projects else {}
 
 
 def load(workdir: Any) -> Identification:
@@ -410,12 +416,6 @@ class _Run:
     made = self._means(bound, likelihood.DRAWS, self.listed.samples, 'as they are', few)
     each = made.reshape(len(made), -1, likelihood.DRAWS, made.shape[-1])
     return not np.array_equal(each, np.broadcast_to(each[:, :, :1], each.shape), equal_nan=True)
-
-  def assumed(self, defense: Labelled) -> dict[str, str]:
-    """Returns what names a part, beside its defense: earlier versions did not assume a projection."""
-    bound = bind(defense.method, self.scenario.context)
-    model = likelihood.expected(bound, self.scenario.context, self.given.batch_size).model
-    return {'model': model} if model == 'projected' else {}
 
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
