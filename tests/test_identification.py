@@ -696,7 +696,6 @@ def test_the_first_sentence_follows_from_the_counts(scenario):
   assert f'0 of 4 originals are at rank 1 among {among} others under prune(rate=0.5), which hides most' in told
 
 
-@pytest.mark.long
 def test_ranks_of_a_version_that_assumed_no_projection_are_another_part(scenario, tmp_path, monkeypatch):
   defense, expected = D.concealment(steps=10), likelihood.expected
   arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}
@@ -707,6 +706,7 @@ def test_ranks_of_a_version_that_assumed_no_projection_are_another_part(scenario
   assert identify(scenario, [defense], **arguments).rows[0]['model'] == 'projected'
 
 
+@pytest.mark.long
 def test_the_program_writes_a_page_and_a_table(tmp_path):
   what = '--dataset=digits', '--model=mlp(widths=16)', '--trials=4', '--candidates=60', '--progress=none'
   done = programs.start(

@@ -321,7 +321,7 @@ def _fitting(
   """Returns (learning rate, difference) at which the simulated update is the target; None if it is at no rate."""
 
   def at(rate: float) -> Sent:
-    return simulate(settings if settings.share == 'gradient' else dataclasses.replace(settings, learning_rate=rate))
+    return simulate(dataclasses.replace(settings, learning_rate=rate))
 
   def apart(rate: float) -> tuple[float, float]:
     mine = at(rate)(variables)(samples, targets)
