@@ -209,7 +209,7 @@ def _settings(run: Study) -> str:
   return repr((type(run).__name__, sorted((name, repr(value)) for name, value in found.items())))
 
 
-ORDERS = ('as in the paper', 'opposite', 'within noise')
+ORDERS = ('as in the paper', 'opposite', 'smaller than in the paper', 'undecided')
 
 
 class Order(NamedTuple):
@@ -220,8 +220,8 @@ class Order(NamedTuple):
     undefended: the same of pairs of a method and the undefended run.
     taus: Kendall's τ-b of each group of at least three methods.
     carried: as `pairs`, without those that carry no order: both show nothing, or the undefended attack fails.
-    needed: of each of `pairs`, at most how many times the trials bring it beyond noise if its difference stays as it
-      is: 1 where it is beyond, infinity where no number does.
+    needed: of each of `pairs`, at most how many times the trials give it an order if its difference stays as it is: 1
+      where it has one, infinity where no number does.
   """
 
   pairs: dict[str, int]
@@ -242,9 +242,10 @@ class Order(NamedTuple):
 def order(judged: Judged) -> Order:
   """Returns how the methods of a table are ordered, by column and metric.
 
-  A pair is 'within noise' where the 95 % interval of our difference covers 0, or the paper's figures are equal, or its
-  intervals meet. Methods are the lines with a printed figure but the undefended one, which stands apart. Figures that
-  follow from the declaration, and pairs that stand in an earlier table, are left out.
+  A pair has an order where the 95 % interval of our difference leaves out 0. An interval that covers 0 and leaves out
+  the paper's difference shows a 'smaller' one. All else is 'undecided', as is a pair whose figures in the paper are
+  equal, or whose intervals there meet. Methods are the lines with a printed figure but the undefended one, which stands
+  apart. Figures that follow from the declaration, and pairs that stand in an earlier table, are left out.
   """
   from scipy import stats
 
@@ -295,10 +296,12 @@ def _pair(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[str, 
   paper = _middle(one[0]) - _middle(other[0])
   ours = comparison.difference(one, other)
   if not paper or (_noisy(one[0], other[0]) and low <= largest and least <= high) or ours is None:
-    return 'within noise', math.inf
+    return 'undecided', math.inf
   if ours[0] <= 0 <= ours[1]:
     middle, half = sum(ours) / 2, (ours[1] - ours[0]) / 2
-    return 'within noise', (half / middle) ** 2 if middle and math.isfinite(half) else math.inf
+    excluded = ours[1] < low - largest or high - least < ours[0]
+    trials = (half / middle) ** 2 if middle and math.isfinite(half) else math.inf
+    return 'smaller than in the paper' if excluded else 'undecided', trials
   return 'as in the paper' if (ours[0] > 0) == (paper > 0) else 'opposite', 1.0
 
 

@@ -14,7 +14,6 @@ from experiments.experiment import Experiment, Outcome, duration
 from experiments.judgement import Judged
 from experiments.table import MOST_TIMES, UNCOUNTED, VERDICT, folded, grid, markdown, ordered
 from gradleak.core.storage import made_folder, write_atomically
-from gradleak.report.formatting import number
 
 # What begins the names of the tables of a paper -> what the paper is called; all other tables stand together.
 PAPERS = {'ffl': 'FFL', 'fidel': 'Fidel', 'graddefense': 'GradDefense', 'outpost': 'OUTPOST', 'dcs2': 'DCS²'}
@@ -139,10 +138,8 @@ def _papers(judged: Mapping[str, Judged]) -> str:
     tables = [judged[name] for name in names]
     found = judgement.total(table.order for table in tables)
     held = collections.Counter(map(_held, tables))
-    tau = found.tau()
-    counts = [str(found.pairs[kind]) for kind in judgement.ORDERS]
-    lines.append((paper, *counts, '' if tau is None else number(tau, 2), *(str(held[word]) for word in claims.SAID)))
-  return grid(('paper', *judgement.ORDERS, 'median τ-b', *(f'claim {word}' for word in claims.SAID)), lines)
+    lines.append((paper, *map(str, found.pairs.values()), *(str(held[word]) for word in claims.SAID)))
+  return grid(('paper', *judgement.ORDERS, *(f'claim {word}' for word in claims.SAID)), lines)
 
 
 def _needed(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored]) -> str:
@@ -184,8 +181,9 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
     f'{sum(found.carried.values())} pairs carry an order: the undefended attack of their column works, and one of the '
     f'two shows something. They are {carried}.',
     _needed(judged, stored),
-    'A pair is within noise where the 95 % interval of its difference, trial by trial, covers 0; a figure without an '
-    'interval is taken to 5 %. The undefended line stands apart.',
+    'A pair has an order, and is beyond noise, where the 95 % interval of its difference, trial by trial, leaves out '
+    '0. The difference is smaller than in the paper where its interval covers 0 and leaves out what is printed. A '
+    'figure without an interval is taken to 5 %. The undefended line stands apart.',
     _counted(counts),
     f'{VERDICT} {UNCOUNTED} Not shown: figures of tables that were not run at this scale, and those where ours has no '
     'value.',

@@ -105,6 +105,10 @@ def test_a_repeated_cell_counts_once():
   assert sum(found['again'].counts().values()) == 6
 
 
+def counts(kept=0, opposite=0, smaller=0, undecided=0):
+  return dict(zip(judgement.ORDERS, (kept, opposite, smaller, undecided), strict=True))
+
+
 def order(outcomes, cells=CELLS):
   experiment = toy(cells)
   statuses = judgement.statuses(experiment, outcomes, 'paper')
@@ -116,19 +120,30 @@ def test_pairs_of_methods_are_in_the_papers_order_or_not():
   cells = (*cells[:6], *(cell._replace(row='GC, adaptive') for cell in cells[6:]))
   high = (outcome(20, 22, 21, recovered=3), outcome(0.6, 0.61, 0.62, recovered=3))
   found = order((*WORKS, *BLIND, *SEEN, *high), cells)
-  assert found.pairs == {'as in the paper': 6, 'opposite': 0, 'within noise': 0} and found.taus == [1, 1]
-  assert found.undefended == {'as in the paper': 6, 'opposite': 0, 'within noise': 0}
+  assert found.pairs == counts(kept=6) and found.taus == [1, 1]
+  assert found.undefended == counts(kept=6)
   turned = order((*WORKS, *high, *SEEN, *BLIND), cells)
-  assert turned.pairs == {'as in the paper': 0, 'opposite': 6, 'within noise': 0} and turned.tau() == -1
-  assert judgement.total([found, turned]).pairs == {'as in the paper': 6, 'opposite': 6, 'within noise': 0}
+  assert turned.pairs == counts(opposite=6) and turned.tau() == -1
+  assert judgement.total([found, turned]).pairs == counts(kept=6, opposite=6)
 
 
 def test_a_pair_is_compared_trial_by_trial():
   wide = (outcome(10, 20, 30, recovered=1), outcome(0.1, 0.5, 0.9, recovered=1))
   above = (outcome(11, 21.2, 31.1, recovered=1), outcome(0.12, 0.53, 0.93, recovered=1))
-  assert order((*WORKS, *wide, *above)).pairs == {'as in the paper': 2, 'opposite': 0, 'within noise': 0}
+  assert order((*WORKS, *wide, *above)).pairs == counts(kept=2)
   apart = tuple(one._replace(values={}) for one in wide)
-  assert order((*WORKS, *apart, *above)).pairs['within noise'] == 2
+  assert order((*WORKS, *apart, *above)).pairs == counts(undecided=2)
+
+
+@pytest.mark.parametrize(('spread', 'kinds'), [(1.0, {'smaller': 1}), (20.0, {'undecided': 1})])
+def test_an_interval_that_leaves_out_the_papers_difference_shows_a_smaller_one(spread, kinds):
+  gained = np.array([-0.5, 0.5, 0.1]) * spread  # the paper's difference is 6 dB
+  hidden = outcome(10, 20, 30, recovered=1)
+  seen = outcome(*(hidden.values[trial] + gain for trial, gain in enumerate(gained)), recovered=1)
+  cells = [cell for cell in CELLS if cell.metric == 'psnr']
+  assert order((WORKS[0], hidden, seen), cells).pairs == counts(**kinds)
+  noisy = [cells[0], *(cell._replace(spread=8.0, spread_n=16) for cell in cells[1:])]  # ±4 dB each: 5 to 13, 11 to 19
+  assert order((WORKS[0], hidden, seen), noisy).pairs == counts(undecided=1)
 
 
 def test_it_is_said_how_many_trials_would_decide_half_of_the_pairs():
@@ -150,7 +165,7 @@ def test_it_is_said_how_many_trials_would_decide_half_of_the_pairs():
 
 def test_a_pair_within_the_papers_noise_has_no_order():
   cells = (*CELLS[:2], *line('GC', 9.0, 0.04, spread=9.0, spread_n=4), *line('DP', 15.0, 0.5, spread=9.0, spread_n=4))
-  assert order((*WORKS, *BLIND, *SEEN), cells).pairs == {'as in the paper': 1, 'opposite': 0, 'within noise': 1}
+  assert order((*WORKS, *BLIND, *SEEN), cells).pairs == counts(kept=1, undecided=1)
 
 
 def test_a_pair_that_both_fail_carries_no_order():
