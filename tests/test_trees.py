@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradleak.core import trees
+from gradleak.core import errors, trees
 
 
 def tree(seed, scale=1.0):
@@ -16,6 +16,17 @@ def tree(seed, scale=1.0):
 
 def flat(tree):
   return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def test_stored_leaves_become_the_tree_again_or_are_refused():
+  made = tree(0)
+  leaves = jax.tree.leaves(made)
+  jax.tree.map(np.testing.assert_array_equal, trees.rebuilt(jax.eval_shape(lambda: made), leaves), made)
+  longer = [np.zeros((7, *np.shape(leaf)[1:])) for leaf in leaves]
+  assert trees.rebuilt(made, longer, leading=1)['conv']['kernel'].shape == (7, 4)
+  for others in (leaves[:-1], [*leaves, leaves[0]], [leaves[1], leaves[0], *leaves[2:]], longer):
+    with pytest.raises(errors.UsageError, match=r'a checkpoint does not fit.*take another folder'):
+      trees.rebuilt(made, others)
 
 
 def test_products_and_norms_are_those_of_the_flattened_vectors():

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from gradleak.core import errors
 
 Tree: TypeAlias = Any  # a pytree of arrays
 _MANY = 100  # terms of a sum
@@ -206,6 +209,26 @@ def take(tree: Tree, index: Any) -> Tree:
 def concatenate(trees: Sequence[Tree]) -> Tree:
   """Joins trees along the leading axis of every leaf."""
   return jax.tree.map(lambda *xs: jnp.concatenate(xs), *trees)
+
+
+def rebuilt(like: Tree, leaves: Sequence[Any], leading: int = 0) -> Tree:
+  """Returns a tree structured as `like` of leaves that were stored.
+
+  Args:
+    like: a tree of arrays or shapes.
+    leaves: as `jax.tree.leaves` lists them.
+    leading: number of leading axes that may be of other lengths, such as one over lanes.
+
+  Raises:
+    UsageError: for another number of leaves, or ones of other shapes.
+  """
+  expected, structure = jax.tree.flatten(like)
+  if [np.shape(x)[leading:] for x in expected] != [np.shape(x)[leading:] for x in leaves]:
+    raise errors.UsageError(
+      f'a checkpoint does not fit: its {len(leaves)} arrays are not the {len(expected)} expected ones, by number or '
+      'shape. Another version of the program wrote it: take another folder'
+    )
+  return structure.unflatten(leaves)
 
 
 def get(tree: Tree, path: Sequence) -> Any:

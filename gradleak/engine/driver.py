@@ -228,10 +228,10 @@ def _stacked(earlier: Sequence[Any], found: list[Tree]) -> Tree:
   """Returns a tree with a leading axis: the leaves of earlier lanes, if there are any, then the lanes `found`."""
   if not found:
     return list(earlier)
-  leaves, treedef = jax.tree.flatten(jax.tree.map(lambda *xs: np.stack(xs), *found))
-  if earlier:
-    leaves = [np.concatenate([np.asarray(a), b]) for a, b in zip(earlier, leaves, strict=True)]
-  return treedef.unflatten(leaves)
+  stacked = jax.tree.map(lambda *xs: np.stack(xs), *found)
+  if not earlier:
+    return stacked
+  return jax.tree.map(lambda *xs: np.concatenate(xs), trees.rebuilt(stacked, earlier, leading=1), stacked)
 
 
 def evaluate(
@@ -394,8 +394,8 @@ class _Table:
   def _restored(self, leaves: Sequence[Any]) -> Tree:
     """Returns the states on the devices from the leaves of `Progress.states`."""
     init, arguments = self.placement.bind(self.attack.init, self.shared, self.padded)
-    treedef = jax.tree.structure(jax.eval_shape(init, *arguments))
-    return self.placement.pad(treedef.unflatten(np.asarray(leaf) for leaf in leaves))
+    expected = jax.eval_shape(lambda *arguments: trees.take(init(*arguments), 0), *arguments)
+    return self.placement.pad(trees.rebuilt(expected, [np.asarray(leaf) for leaf in leaves], leading=1))
 
 
 def _fetch(placement: groups.Placement, states: Tree, host_states: Tree | None) -> Tree:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from gradleak import data
-from gradleak.core import errors, statistics
+from gradleak.core import errors, statistics, trees
 from gradleak.core.locks import alone
 from gradleak.core.settings import Count, ranged
 from gradleak.core.storage import (
@@ -324,9 +324,8 @@ def _packed(state: State) -> list:
 def _unpacked(federation: Federation, start: State, number: int, leaves: list) -> State:
   """Returns the state with these leaves; `start` is one of the same structure."""
   same = start.variables, start.server, start.chain, start.participations
-  structure, count = jax.tree.structure(same), len(jax.tree.leaves(same))
-  main, (clients, *kept) = leaves[:count], leaves[count:]
-  of_client = jax.tree.structure(federation.client.upload.init(start.variables['params']))
-  each = {int(c): jax.tree.unflatten(of_client, [leaf[i] for leaf in kept]) for i, c in enumerate(clients[1:])}
-  variables, server, chain, participations = jax.tree.unflatten(structure, main)
+  count, of_client = len(jax.tree.leaves(same)), federation.client.upload.init(start.variables['params'])
+  variables, server, chain, participations = trees.rebuilt(same, leaves[:count])
+  clients, *kept = leaves[count:]
+  each = {int(c): trees.rebuilt(of_client, [leaf[i] for leaf in kept]) for i, c in enumerate(clients[1:])}
   return State(number, variables, server, chain, each, np.asarray(participations))

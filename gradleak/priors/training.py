@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.core import errors
+from gradleak.core import errors, trees
 from gradleak.core.locks import alone
 from gradleak.core.storage import Workdir
 from gradleak.priors import denoiser, gan
@@ -70,7 +70,7 @@ def train(
       done, leaves = found
       if done > steps:
         raise errors.UsageError(f'{workdir} holds a training of {done} steps, more than {steps}: choose a new folder')
-      state = jax.tree.unflatten(jax.tree.structure(state), list(map(jnp.asarray, leaves)))
+      state = trees.rebuilt(state, list(map(jnp.asarray, leaves)))
 
     while done < steps:
       state, losses = several(state, jnp.int32(done))

@@ -134,6 +134,13 @@ def test_resumed_is_uninterrupted(table, reference):
   same(after[-1].objective, seen[-1].objective)
 
 
+def test_a_checkpoint_of_another_attack_is_refused(table):
+  seen = []
+  run(table, chunk_steps=8, on_chunk=seen.append)
+  with pytest.raises(errors.UsageError, match='a checkpoint does not fit'):
+    run(table, resume=(8, jax.tree.leaves(seen[1].states)[1:]))
+
+
 def test_numbers_are_traced(table):
   """Eight learning rates in one table cause no new trace."""
   run(table)

@@ -262,6 +262,17 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
     training.train(KEY, federation, variables, 3, test=test, workdir=tmp_path / 'new', on_round=stop)
 
 
+@pytest.mark.parametrize(
+  ('client', 'server'), [({'upload': defenses.dgc(ratio=0.1)}, {}), ({}, {'server': optax.adam(1.0)})]
+)
+def test_a_checkpoint_of_another_state_is_refused(setting, tmp_path, client, server):
+  """As one that an earlier version wrote may be."""
+  federation, variables = setting(client, **server)
+  training.train(KEY, federation, variables, 1, workdir=tmp_path / 'run')
+  with pytest.raises(errors.UsageError, match='a checkpoint does not fit'):
+    training.train(KEY, setting()[0], variables, 2, workdir=tmp_path / 'run')
+
+
 def test_a_folder_keeps_the_group_size_that_it_began_with(setting, tmp_path, monkeypatch):
   federation, variables = setting({}, per_round=2)
   sizes, run_round = [], simulation.run_round
