@@ -171,7 +171,8 @@ def audit(
 
   Raises:
     UsageError: for a client that returns an error, other arrays than it was sent, or another number of samples; for a
-      model that is not of PyTorch; for pixels, labels or settings out of range; and as `gradleak.attack` does.
+      model that is not of PyTorch; for pixels, labels or settings out of range; for `share='gradient'`, since a Flower
+      client returns weights; and as `gradleak.attack` does.
   """
   check_model(model)
   _layout(model)
@@ -180,6 +181,8 @@ def audit(
   settings = dataclasses.replace(
     client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
   )
+  if settings.share != 'delta':
+    raise errors.UsageError(f"share is {settings.share!r}, and a Flower client returns its weights: set share='delta'")
   sent, exchanges, steps = _sent(model, variables), list[Exchange](), list[opacus.Step]()
   classes = _classes(model, variables, samples, targets, settings)
 

@@ -199,6 +199,12 @@ def test_labels_and_pixels_out_of_range_are_refused_before_the_client_is_called(
       flower.audit(lambda x, y: pytest.fail('called'), samples, np.asarray(targets), *network, **KNOWN)
 
 
+def test_a_client_that_returns_weights_shares_no_gradient(grey):
+  images, network, _ = grey
+  with pytest.raises(errors.UsageError, match="share is 'gradient', and a Flower client returns its weights"):
+    flower.audit(lambda x, y: pytest.fail('called'), images, np.asarray([0, 1, 2]), *network, share='gradient')
+
+
 def test_the_folder_of_a_record_has_its_name_from_the_round_and_from_no_metric(tmp_path):
   from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 
