@@ -602,6 +602,15 @@ def test_pooling_matches_rows_first():
   assert order(rows, rows[places] + np.float32(0.01)).tolist() == np.argsort(places).tolist()
 
 
+@pytest.mark.parametrize(('pooling', 'expected'), [('median', 0.0), ('mean', 0.1)])
+def test_a_start_that_diverged_leaves_the_pooled_rows_finite(pooling, expected):
+  from gradleak.attacks.tableak import pooled
+
+  best = np.eye(3, 5, dtype=np.float32)
+  starts = np.stack([best, best, np.full_like(best, np.nan), best[::-1] + np.float32(0.4)])
+  np.testing.assert_allclose(pooled(starts, best, pooling), best + expected, atol=1e-6)
+
+
 def test_what_is_of_images_alone_is_refused(scenario):
   for attack in (gl.attacks.cinet(), gl.attacks.ggl(), gl.attacks.lti(), gl.attacks.april()):
     with pytest.raises(gl.UsageError, match=r'for images \[N, H, W, C\], and these samples are \['):

@@ -628,7 +628,7 @@ def _typical_energies(known: Known) -> tuple[float, float]:
   return known.energy, max(clipped * float(trees.squared_norm(summed)), 1e-30)
 
 
-# Entries seem dropped where this share more of them are zero than in an undefended update of random pixels.
+# Entries seem dropped where this share more of them are zero than in an undefended update of random samples.
 _DROPPED = 0.05
 
 
@@ -767,26 +767,26 @@ def _accumulated(defense: Defense, rounds: int, update: Tree, params: Tree) -> T
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def typical_update(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
-  """Returns an undefended update of samples of random pixels and labels."""
+  """Returns an undefended update of samples and targets drawn at random."""
   return _typical(client, sample_shape, num_samples, variables)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def typical_squared_norm(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
-  """Returns the squared norm of an undefended update of samples of random pixels and labels."""
+  """Returns the squared norm of an undefended update of samples and targets drawn at random."""
   return trees.squared_norm(_typical(client, sample_shape, num_samples, variables))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def typical_zeros(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> jax.Array:
-  """Returns the fraction of zeros in an undefended update of samples of random pixels and labels."""
+  """Returns the fraction of zeros in an undefended update of samples and targets drawn at random."""
   leaves = jax.tree.leaves(_typical(client, sample_shape, num_samples, variables))
   return sum(jnp.sum(u == 0) for u in leaves) / sum(u.size for u in leaves)
 
 
 def _typical(client: Any, sample_shape: tuple, num_samples: int, variables: Mapping) -> Tree:
-  pixels, classes = jax.random.split(jax.random.key(0))
-  samples = jax.random.uniform(pixels, (num_samples, *sample_shape))
+  drawn, classes = jax.random.split(jax.random.key(0))
+  samples = client.modality.drawn(drawn, (num_samples, *sample_shape))
   outputs = outputs_shape(client.model, variables, sample_shape)
   targets = client.loss.targets.draw(classes, (num_samples, *outputs))
   return client.undefended().local_update(None, variables, samples, targets).update

@@ -36,12 +36,16 @@ class Pooled(Matching):
 
   def chosen(self, dummy: dict, state: MatchState, observation: Observation) -> jax.Array:
     """Returns the pooled rows [N, D], relaxed: entries of a block are the starts' shares of each level."""
-    rows = self.samples.of(dummy, state.latents, observation, self.copies)
     best = super().chosen(dummy, state, observation)
     if self.samples.seeds == 1 or self.pooling == 'best':
       return best
-    matched = jax.vmap(lambda one: one[order(best, one)])(rows)
-    return jnp.median(matched, axis=0) if self.pooling == 'median' else jnp.mean(matched, axis=0)
+    return pooled(self.samples.of(dummy, state.latents, observation, self.copies), best, self.pooling)
+
+
+def pooled(rows: jax.Array, best: jax.Array, pooling: str) -> jax.Array:
+  """Returns the median or mean [N, D] of starts [S, N, D], matched to the best one; it stands for one that diverged."""
+  matched = jax.vmap(lambda one: jnp.where(jnp.isfinite(one).all(), one[order(best, one)], best))(rows)
+  return jnp.median(matched, axis=0) if pooling == 'median' else jnp.mean(matched, axis=0)
 
 
 def order(rows: jax.Array, others: jax.Array) -> jax.Array:

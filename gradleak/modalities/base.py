@@ -136,6 +136,7 @@ class Modality:
       each with whether it is right; None for samples that people look at.
     usual: the sample that is answered without any upload, from what is public; None for none.
     neutral: the shape of one sample -> a sample that says nothing, such as a grey image.
+    drawn: (key, shape [N, …]) -> samples drawn at random, which say nothing either.
     empty: samples -> which of them are no answer, as closed forms return where they find nothing, bool [K].
     odd: samples -> what of them no sample may have, in words; '' where all may be samples.
     stored: (an array of a file, shape of one sample) -> samples as they are kept: images also with channels first.
@@ -190,6 +191,7 @@ class Modality:
   clear: float = math.inf
   usual: Any = None
   neutral: Callable[[Sequence[int]], np.ndarray] = lambda shape: np.zeros(shape, np.float32)
+  drawn: Callable[[jax.Array, Sequence[int]], jax.Array] = jax.random.uniform
   empty: Callable[[np.ndarray], np.ndarray] = lambda samples: np.all(samples == 0, axis=tuple(range(1, samples.ndim)))
   odd: Callable[[np.ndarray], str] = lambda samples: ''
   stored: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] = lambda samples, shape: samples

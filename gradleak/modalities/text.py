@@ -156,6 +156,11 @@ def _neutral(made: Tokeniser, shape: Sequence[int]) -> np.ndarray:
   return np.full(shape, _first(made), np.int32)
 
 
+def _drawn(made: Tokeniser, key: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Returns texts of random tokens, each of which stands for something."""
+  return jax.random.choice(key, np.setdiff1d(np.arange(made.size, dtype=np.int32), list(made.special)), shape)
+
+
 def _replaced(made: Tokeniser, samples: np.ndarray) -> np.ndarray:
   """Returns texts whose middle token is another one, the first that stands for something, or the second."""
   found, first = samples.copy(), _first(made)
@@ -297,6 +302,7 @@ def of_tokeniser(made: Tokeniser) -> Modality:
     nearness=functools.partial(_nearness, made),
     picture=functools.partial(_picture, made),
     neutral=functools.partial(_neutral, made),
+    drawn=functools.partial(_drawn, made),
     misfit=functools.partial(_misfit, made),
     shapes=_longest,
     empty=lambda samples: (np.isin(samples, list(special)) | (samples < 0)).all(axis=1),

@@ -21,6 +21,7 @@ from gradleak.core import trees
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import Search, concealed_samples
 from gradleak.priors import gan
+from tests import texts
 from tests.attackers import divide
 from tests.objects import objects
 
@@ -599,6 +600,19 @@ def test_what_an_upload_shows_is_evidence_without_any_name(context, gradient, pl
   rng = np.random.default_rng(0)
   gaps = jax.tree.map(lambda x: np.where(rng.random(x.shape) < 0.5, x, 0), gradient)
   np.testing.assert_array_equal(entries(only_view(adaptive, gaps).weights), entries(gaps) != 0)
+
+
+def test_what_is_usual_of_texts_is_that_of_random_tokens():
+  """A user's own defense on texts ended the audit: random pixels are no texts."""
+  scenario = texts.scenario(number=4)
+  mine = defenses.bind(gl.defenses.wrap(optax.identity(), 'upload'), scenario.context)
+  *_, adaptive = attacks_on(mine, scenario.context, 1, attacks.csdlg(tv=0.0), 1)
+  update = scenario.client.local_update(None, scenario.variables, scenario.samples, scenario.targets).update
+  assert adaptive.name == 'shown' and (entries(only_view(adaptive, update).weights) == 1).all()
+  modality = scenario.client.modality
+  drawn = np.asarray(modality.drawn(jax.random.key(0), (40, texts.LENGTH)))
+  modality.check(drawn)
+  assert len(np.unique(drawn)) > 100 and texts.notes(2).known['padding'] not in drawn
 
 
 @pytest.mark.parametrize(('traits', 'name'), [({'sparsifies': 'zeros'}, 'averaged+masked'), ({}, 'averaged+shown')])
