@@ -408,6 +408,7 @@ class Experiment:
     metrics: one sentence: how the paper's figures are defined, compared with ours.
     choices: sentences on what the paper does not state, and what is used here.
     notes: on where ours and the paper's disagree, and why.
+    readings: a line -> the lines beside it that read the paper otherwise where it is not clear.
   """
 
   name: str
@@ -419,6 +420,7 @@ class Experiment:
   metrics: str
   choices: tuple[str, ...] = ()
   notes: tuple[Note, ...] = ()
+  readings: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
 class Paper(NamedTuple):

@@ -8,6 +8,7 @@ follows from the declaration, or stands in an earlier table, does not count.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -220,6 +221,7 @@ class Order(NamedTuple):
     undefended: the same of pairs of a method and the undefended run.
     taus: Kendall's τ-b of each group of at least three methods.
     carried: as `pairs`, without those that carry no order: both show nothing, or the undefended attack fails.
+    unsettled: how many of the opposite `pairs` are not so under another reading of the paper.
     needed: of each of `pairs`, at most how many times the trials give it an order if its difference stays as it is: 1
       where it has one, infinity where no number does.
   """
@@ -228,6 +230,7 @@ class Order(NamedTuple):
   undefended: dict[str, int]
   taus: list[float]
   carried: dict[str, int]
+  unsettled: int
   needed: list[float]
 
   def tau(self) -> float | None:
@@ -252,8 +255,15 @@ def order(judged: Judged) -> Order:
   pairs, apart, carried = (dict.fromkeys(ORDERS, 0) for _ in range(3))
   taus: list[float] = []
   needed: list[float] = []
+  unsettled = 0
   if judged.outcomes is None:
-    return Order(pairs, apart, taus, carried, needed)
+    return Order(pairs, apart, taus, carried, unsettled, needed)
+  beside = comparison.by_place(judged.experiment.cells, judged.outcomes)
+
+  def read(cell: Cell, found: Outcome) -> list[tuple[Cell, Outcome]]:
+    places = [(cell.column, row, cell.metric) for row in judged.experiment.readings.get(cell.row, ())]
+    return [(cell, found), *((cell, beside[place][1]) for place in places if place in beside)]
+
   groups = collections.defaultdict(list)
   bare = undefended(judged.experiment, judged.scale)
   for cell, found, status, alone in zip(judged.experiment.cells, judged.outcomes, judged.statuses, bare, strict=True):
@@ -270,13 +280,15 @@ def order(judged: Judged) -> Order:
           apart[kind] += 1
           continue
         pairs[kind] += 1
+        ways = itertools.product(read(one, ours), read(other, others)) if kind == 'opposite' else ()
+        unsettled += any(_pair(*way)[0] != kind for way in ways if way[0][1] is not way[1][1])
         needed.append(trials)
         carried[kind] += 'no conclusion' not in (status, second) and (status, second) != ('both fail',) * 2
     methods = [(_middle(cell), found.mean) for cell, found, _, alone in members if not (mixed and alone)]
     if len(methods) > 2 and not all(status == 'repeated' for *_, status, _ in members):
       tau = float(stats.kendalltau(*zip(*methods, strict=True)).statistic)
       taus += [] if math.isnan(tau) else [tau]
-  return Order(pairs, apart, taus, carried, needed)
+  return Order(pairs, apart, taus, carried, unsettled, needed)
 
 
 def total(orders: Iterable[Order]) -> Order:
@@ -287,7 +299,8 @@ def total(orders: Iterable[Order]) -> Order:
     return {kind: sum(getattr(one, name)[kind] for one in listed) for kind in ORDERS}
 
   taus, needed = ([value for one in listed for value in getattr(one, name)] for name in ('taus', 'needed'))
-  return Order(added('pairs'), added('undefended'), taus, added('carried'), needed)
+  unsettled = sum(one.unsettled for one in listed)
+  return Order(added('pairs'), added('undefended'), taus, added('carried'), unsettled, needed)
 
 
 def _pair(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[str, float]:

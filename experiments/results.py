@@ -185,9 +185,13 @@ class Clock:
 
 
 def declared(value: Any) -> Any:
-  """Returns settings as plain JSON: of dataclasses the fields that are not at their defaults, of methods the texts."""
+  """Returns settings as plain JSON: of dataclasses the fields that are not at their defaults, of methods the texts.
+
+  Of named tuples they are all fields, but those at their defaults that the class lists as `later`.
+  """
   if hasattr(value, '_asdict'):
-    return declared(value._asdict())
+    unset = {name for name in getattr(value, 'later', ()) if getattr(value, name) == value._field_defaults[name]}
+    return declared({name: one for name, one in value._asdict().items() if name not in unset})
   if dataclasses.is_dataclass(value):
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if _set(field, value)}
     texts = {'attack': value.attack_text(), 'defenses': value.texts()} if hasattr(value, 'attack_text') else {}

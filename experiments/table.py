@@ -188,6 +188,8 @@ def ordered(found: judgement.Order) -> str:
     return ', '.join(f'{number} {kind}' for kind, number in pairs.items())
 
   parts = [f'Pairs of methods, by order: {counted(found.pairs)}.'] if any(found.pairs.values()) else []
+  if found.unsettled:
+    parts.append(f'Of the opposite ones {found.unsettled} are not so under another reading of the paper.')
   if found.taus:
     parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} columns.')
   if any(found.undefended.values()):

@@ -99,6 +99,7 @@ class Method(NamedTuple):
     clients: the clients' defense, a text as in the programs.
     q: Q of GradDefense's compensation at the server, for the noise of the clients' `graddefense`; None: without.
     delta: δ of Geyer's mechanism at the server, with the noise that spends ε = 8 in all rounds; None: without.
+    scale: factor of that noise, which then spends another ε.
     layout, memory: of the compensation.
   """
 
@@ -107,10 +108,14 @@ class Method(NamedTuple):
   delta: float | None = None
   layout: str = 'columns'
   memory: bool = False
+  scale: float = 1.0
+
+  later = ('scale',)
 
   def __str__(self) -> str:
     given = f'q={self.q},layout={self.layout}' + (',memory=True' if self.memory else '')
-    server = {'compensation': self.q and given, 'client_dp': self.delta and f'delta={self.delta}'}
+    scaled = '' if self.scale == 1 else f',scale={self.scale}'
+    server = {'compensation': self.q and given, 'client_dp': self.delta and f'delta={self.delta}{scaled}'}
     return self.clients + ''.join(f' & {name}({given}) at the server' for name, given in server.items() if given)
 
 
@@ -400,7 +405,7 @@ def federation(run: Trainings, setting: Setting, method: Method) -> simulation.F
   defense = registry.defense(method.clients)
   protocol, noise = run.protocol, 0.0
   if method.delta is not None:
-    noise = noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)
+    noise = method.scale * noise_for(BUDGET, method.delta, protocol.rounds, protocol.per_round / protocol.clients)
   return simulation.Federation(
     defenses.bind(defense, setting.context).client(setting.client),
     setting.samples,
