@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from experiments.experiment import Experiment, Outcome, duration, gains
+from experiments.study import Study
 from gradleak.audit import versions
 from gradleak.core import errors
 from gradleak.core.storage import SEAL, digest, made_folder, plain, read_json, write_atomically
@@ -153,10 +154,10 @@ class Clock:
     os.makedirs(workdir, exist_ok=True)
     self._spent = self._read()
 
-  def _read(self) -> dict[str, tuple[float, bool]]:
+  def _read(self) -> dict[str, tuple[float, str | None]]:
     try:
       found = read_json(self._path, '', dict)
-      return {run: (float(seconds), bool(ended)) for run, (seconds, ended) in found.items()}
+      return {run: (float(seconds), None if ended is None else str(ended)) for run, (seconds, ended) in found.items()}
     except (OSError, TypeError, ValueError):  # times alone: they start at 0
       return {}
 
@@ -165,22 +166,22 @@ class Clock:
     """The seconds of all runs."""
     return sum(seconds for seconds, _ in self._spent.values())
 
-  def complete(self, run: str) -> bool:
-    """Returns whether a run has ended before."""
-    return self._spent.get(run, (0.0, False))[1]
+  def complete(self, name: str, run: Study) -> bool:
+    """Returns whether a run has ended before, with these settings."""
+    return self._spent.get(name, (0.0, None))[1] == digest(declared(run))
 
   @contextlib.contextmanager
-  def timed(self, run: str) -> Iterator[None]:
-    """Adds the time of this context to that of a run, unless it ended another time."""
-    before, ended = self._spent.get(run, (0.0, False))
-    started, complete = time.monotonic(), False
+  def timed(self, name: str, run: Study) -> Iterator[None]:
+    """Adds the time of this context to that of a run, unless it ended another time: a grown run has other settings."""
+    before, _ = self._spent.get(name, (0.0, None))
+    complete, started, ended = self.complete(name, run), time.monotonic(), None
     try:
       yield
-      complete = True
+      ended = digest(declared(run))
     finally:
-      if not ended:
+      if not complete:
         # other runs of the table may be timed by other processes
-        self._spent = {**self._read(), run: (before + time.monotonic() - started, complete)}
+        self._spent = {**self._read(), name: (before + time.monotonic() - started, ended)}
         write_atomically(self._path, json.dumps(self._spent) + '\n')
 
 

@@ -133,8 +133,8 @@ def _one(experiment):
   for index, (name, run) in enumerate(runs.items()):
     print(f'{experiment.name}, {run.kind} {index + 1} of {len(runs)}: {name}', flush=True)
     folder = os.path.join(workdir, name)
-    complete = clock.complete(name)
-    with clock.timed(name):
+    complete = clock.complete(name, run)
+    with clock.timed(name, run):
       rows[name] = run.execute(data[name], _GIVEN.seed, workdir=folder, progress=_GIVEN.progress)
     if not complete:
       _program.say(f'{index + 1} of {len(runs)} in {machinery.duration(clock.seconds)}')

@@ -137,17 +137,25 @@ def test_damaged_results_are_named(stored):
 
 
 def test_a_clock_counts_what_was_interrupted_and_nothing_twice(tmp_path):
-  clock = results.Clock(str(tmp_path / 'new'))
-  with pytest.raises(KeyboardInterrupt), clock.timed('run'):
+  run, folder = next(iter(experiments.get('ffl_4_cifar10_resnet').runs.values())), str(tmp_path / 'new')
+  clock = results.Clock(folder)
+  with pytest.raises(KeyboardInterrupt), clock.timed('run', run):
     raise KeyboardInterrupt
   spent = clock.seconds
-  with clock.timed('run'):
+  assert not clock.complete('run', run)
+  with clock.timed('run', run):
     pass
   whole = clock.seconds
-  again = results.Clock(str(tmp_path / 'new'))
-  with again.timed('run'):
+  again = results.Clock(folder)
+  assert again.complete('run', run)
+  with again.timed('run', run):
     pass
   assert 0 < spent < whole == again.seconds and math.isfinite(whole)
+  grown = dataclasses.replace(run, seeds=7)  # more trainings in the same folder: what they take is added
+  assert not again.complete('run', grown)
+  with again.timed('run', grown):
+    pass
+  assert again.seconds > whole and again.complete('run', grown)
 
 
 @pytest.mark.parametrize('content', ['[]', '{"run": 3}', '{"run": ["long", true]}', '{"run": null}', '[' * 10**5])
