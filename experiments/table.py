@@ -189,7 +189,7 @@ def ordered(found: judgement.Order) -> str:
 
   parts = [f'Pairs of methods, by order: {counted(found.pairs)}.'] if any(found.pairs.values()) else []
   if found.unsettled:
-    parts.append(f'Of the opposite ones {found.unsettled} are not so under another reading of the paper.')
+    parts.append(f'Not so under another reading of the paper: {found.unsettled} of the opposite ones.')
   if found.taus:
     parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} columns.')
   if any(found.undefended.values()):

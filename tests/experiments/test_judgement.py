@@ -137,7 +137,7 @@ def test_an_opposite_order_may_be_so_under_one_reading_alone(value, unsettled):
   read = dataclasses.replace(toy(cells), readings={'DP': ('DP, less noise',)})
   judged = judgement.judge({'toy': (read, found)}, 'paper')['toy'].order
   assert judged.pairs == counts(opposite=1) and judged.unsettled == unsettled
-  words = 'Of the opposite ones 1 are not so under another reading of the paper.'
+  words = 'Not so under another reading of the paper: 1 of the opposite ones.'
   assert (words in table.ordered(judgement.total([judged]))) == bool(unsettled)
 
 
