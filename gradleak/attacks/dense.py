@@ -1,18 +1,22 @@
 """What the gradient of a dense layer gives away without any optimisation."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
 from gradleak.core.trees import Layer, Tree
 from gradleak.models.model import Model
 from gradleak.threat import Observation
+
+_NEAR = 1e-3  # relative, of what a network makes of a value; rounding is about 1e-6
 
 
 def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Array:
@@ -42,7 +46,7 @@ def in_pixels(model: Model, observation: Observation) -> Observation:
 
   A first dense layer with the kernel W and bias b behind (x − μ)/σ is a layer on x itself. Its kernel is W/σ, and its
   bias is b − (μ/σ)W. Where the gradients of the former are G and g, those of the latter are σG + μg and g. Closed forms
-  then read pixels in [0, 1].
+  then read pixels in [0, 1]. A normalisation that the network holds counts as one that it declares, see `entry`.
 
   Args:
     model: of the client.
@@ -50,13 +54,15 @@ def in_pixels(model: Model, observation: Observation) -> Observation:
       not take the image.
   """
   _, *image = observation.batch_shape
-  if model.normalisation is None or model.layers is None:
-    return observation
-  found = next((_dense(layer, observation.update) for layer in model.layers(tuple(image))), None)
+  found = None
+  if model.layers is not None:
+    found = next((_dense(layer, observation.update) for layer in model.layers(tuple(image))), None)
   if found is None or trees.get(observation.update, found[0]).shape[0] != math.prod(image):
     return observation
-  kernel, bias = found
-  mean, std = (np.tile(np.float32(values), math.prod(image[:-1])).reshape(-1, 1) for values in model.normalisation)
+  normalised = entry(model, tuple(image), *found).normalised
+  if normalised is None:
+    return observation
+  (kernel, bias), (mean, std) = found, (values.reshape(-1, 1) for values in normalised)
 
   def changed(tree: Tree, made: Callable[[Any, Any], tuple[Any, Any]]) -> Tree:
     new = dict(zip((kernel, bias), made(trees.get(tree, kernel), trees.get(tree, bias)), strict=True))
@@ -65,6 +71,60 @@ def in_pixels(model: Model, observation: Observation) -> Observation:
   update = changed(observation.update, lambda w, b: (std * w + mean * b.reshape(1, -1), b))
   params = changed(observation.variables['params'], lambda w, b: (w / std, b - (mean / std)[:, 0] @ w))
   return dataclasses.replace(observation, update=update, variables={**observation.variables, 'params': params})
+
+
+class Entry(NamedTuple):
+  """What a network passes on to its first dense layer, found on initial networks.
+
+  Attributes:
+    in_order: whether each input of the layer depends on the value of the sample in its place, and on no other.
+    normalised: (μ, σ) of each value, float32 [in] each, where the inputs are (x − μ)/σ; None where they are x, or no
+      such map whatever the parameters are.
+  """
+
+  in_order: bool
+  normalised: tuple[np.ndarray, np.ndarray] | None
+
+
+@reusable(32)
+def entry(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]) -> Entry:
+  """Returns the `Entry` of a network. Where an initial one has no gradient at the layer, the model's word is taken.
+
+  Args:
+    model: the network.
+    shape: of one sample.
+    kernel, bias: paths of the first dense layer's parameters.
+  """
+  declared = None
+  if model.normalisation is not None:
+    mean, std = (np.tile(np.float32(values), math.prod(shape[:-1])) for values in model.normalisation)
+    declared = mean, std
+  with jax.ensure_compile_time_eval():
+    keys = jax.random.split(jax.random.key(0), 5)
+    one, other = (model.init(key, shape) for key in (keys[0], keys[3]))
+
+    @jax.jit
+    def read(variables: Mapping, sample: jax.Array) -> jax.Array:
+      def loss(params: Tree) -> jax.Array:
+        outputs, _ = model.apply({**variables, 'params': params}, sample[None], False, None)
+        return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
+
+      gradient = jax.grad(loss)(variables['params'])
+      return first_dense_input(trees.get(gradient, kernel), trees.get(gradient, bias))
+
+    chosen, sample = jax.random.bernoulli(keys[2], 0.5, shape), jnp.full(shape, 0.25)
+    low, high, probe = read(one, sample), read(one, sample + 0.5), jax.random.uniform(keys[4], shape)
+    moved = jnp.abs(read(one, jnp.where(chosen, 0.75, sample)) - low)
+    if not jnp.any(moved):
+      return Entry(True, declared)
+    in_order = bool(jnp.all((moved > 0.01 * jnp.max(moved)) == chosen.reshape(-1)))
+    slope, values = np.asarray(2 * (high - low)), np.asarray(probe).reshape(-1)
+    offset, seen = np.asarray(low) - slope / 4, [np.asarray(read(variables, probe)) for variables in (one, other)]
+  mean, std = (np.zeros_like(values), np.ones_like(values)) if declared is None else declared
+  near = functools.partial(np.allclose, rtol=_NEAR, atol=_NEAR * np.abs(slope).max())
+  if not in_order or near((values - mean) / std, seen[0]) or not all(near(slope * values + offset, x) for x in seen):
+    return Entry(in_order, declared)
+  return Entry(True, (-offset / slope, 1 / slope))
 
 
 def first_dense_layer(layers: Sequence[Layer], update: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from gradleak.attacks import base
-from gradleak.attacks.dense import first_dense_input, first_dense_layer, in_pixels
+from gradleak.attacks.dense import entry, first_dense_layer, in_pixels
 from gradleak.core import errors, trees
-from gradleak.core.reuse import reusable
 from gradleak.core.settings import Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
@@ -210,36 +209,12 @@ def image_layer(model: Model, observation: Observation) -> tuple[Path, Path]:
       f'the layer {first.name!r} before the first dense layer with a bias is no such layer: this attack reads samples '
       'of networks that begin with one, such as mlp'
     )
-  if not _keeps_order(model, observation.batch_shape[1:], *found):
+  if not entry(model, observation.batch_shape[1:], *found).in_order:
     raise errors.UsageError(
       f'the model {model.name!r} does not pass its samples on to the first dense layer value by value, in the order of '
       'rows, columns and channels: what this attack reads would be taken for other pixels; flatten samples as they are'
     )
   return found
-
-
-@reusable(32)
-def _keeps_order(model: Model, shape: tuple[int, ...], kernel: Path, bias: Path) -> bool:
-  """Returns whether a change of some values of a sample changes these inputs of the first dense layer, and no others.
-
-  So it does where an initial network has no gradient there, which tells nothing.
-  """
-  with jax.ensure_compile_time_eval():
-    keys = jax.random.split(jax.random.key(0), 3)
-    variables = model.init(keys[0], shape)
-
-    @jax.jit
-    def read(sample: jax.Array) -> jax.Array:
-      def loss(params: Tree) -> jax.Array:
-        outputs, _ = model.apply({**variables, 'params': params}, sample[None], False, None)
-        return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
-
-      gradient = jax.grad(loss)(variables['params'])
-      return first_dense_input(trees.get(gradient, kernel), trees.get(gradient, bias))
-
-    chosen, sample = jax.random.bernoulli(keys[2], 0.5, shape), jnp.full(shape, 0.25)
-    moved = jnp.abs(read(jnp.where(chosen, 0.75, sample)) - read(sample))
-    return bool(jnp.all((moved > 0.01 * jnp.max(moved)) == chosen.reshape(-1)) | ~jnp.any(moved))
 
 
 def _holds(outer: tuple[str, ...], inner: tuple[str, ...]) -> bool:

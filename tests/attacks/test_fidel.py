@@ -1,6 +1,7 @@
 """Partial reconstructions against loops, on gradients and deltas of real networks."""
 
 import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -8,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 
+import gradleak as gl
 from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import decoded
-from gradleak.attacks.dense import first_dense_input, first_dense_layer, in_pixels
+from gradleak.attacks.dense import entry, first_dense_input, first_dense_layer, in_pixels
 from gradleak.attacks.fidel import combined, fidel, from_update, partial_reconstructions, up_to_scale
 from gradleak.core import errors, trees
 from gradleak.metrics import revealed
@@ -157,18 +159,28 @@ def test_a_model_without_a_dense_layer_is_a_usage_error():
 class Net(nn.Module):
   """A dense network on images."""
 
+  before: Callable = lambda net, x: x
+
   @nn.compact
   def __call__(self, x):
-    return nn.Dense(4)(nn.sigmoid(nn.Dense(6)(x.reshape(len(x), -1))))
+    return nn.Dense(4)(nn.sigmoid(nn.Dense(6)(self.before(self, x).reshape(len(x), -1))))
+
+
+def inside(net, x):
+  mean, std = (np.float32(values).reshape(1, 1, 1, 3) for values in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.1]))
+  return (x - mean) / std
 
 
 NORMALISED = {
   'ours': lambda: models.create('mlp(widths=6)+normalised(pixels=cifar10)', 4, init='default'),
   'flax': lambda: models.from_flax(Net(), mean=[0.5, 0.4, 0.3], std=[0.2, 0.3, 0.1]),
+  'held by the network': lambda: models.from_flax(Net(inside)),
+  'in part declared': lambda: models.from_flax(Net(lambda net, x: 2 * x - 1), mean=[0.1] * 3, std=[0.5] * 3),
 }
 
 
-PLAIN = {'ours': lambda: models.create('mlp(widths=6)', 4, init='default'), 'flax': lambda: models.from_flax(Net())}
+def plain_network(name):
+  return models.create('mlp(widths=6)', 4, init='default') if name == 'ours' else models.from_flax(Net())
 
 
 @pytest.mark.parametrize('name', NORMALISED)
@@ -179,13 +191,36 @@ def test_the_gradient_of_normalised_pixels_is_made_that_of_the_pixels(name):
   variables = {**variables, 'params': jax.tree.map(lambda x: x + 0.1, variables['params'])}  # with biases
   update = jax.jit(client.local_update)(None, variables, images, labels).update
   seen = Observation(variables, update, jax.nn.one_hot(labels, 4), Knowledge(), images.shape, 4)
-  changed, plain = in_pixels(model, seen), Client(PLAIN[name](), 4)
+  changed, plain = in_pixels(model, seen), Client(plain_network(name), 4)
   assert plain.model.normalisation is None
   logits, _ = plain.model.apply(changed.variables, images, False, None)
   np.testing.assert_allclose(logits, model.apply(variables, images, False, None)[0], rtol=1e-4, atol=1e-5)
   theirs = jax.jit(plain.local_update)(None, changed.variables, images, labels).update
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), changed.update, theirs)
   assert in_pixels(plain.model, changed) is changed
+
+
+@pytest.mark.parametrize(
+  'before',
+  [
+    lambda net, x: x * x,
+    lambda net, x: x * net.param('scale', nn.initializers.normal(1.0), (1, 1, 1, 3)),
+    lambda net, x: x.transpose(0, 2, 1, 3),
+  ],
+  ids=['squares', 'a parameter', 'another order'],
+)
+def test_what_is_no_normalisation_is_taken_for_none(before):
+  model = models.from_flax(Net(before))
+  paths = first_dense_layer(model.layers((4, 4, 3)), model.init(jax.random.key(0), (4, 4, 3))['params'])
+  assert entry(model, (4, 4, 3), *paths).normalised is None
+
+
+@pytest.mark.parametrize('before', [inside, lambda net, x: 2 * x - 1])
+def test_a_network_that_normalises_inside_shows_its_pixels(before):
+  images = jax.random.uniform(jax.random.key(0), (1, 4, 4, 3))
+  scenario = gl.scenario(models.from_flax(Net(before)), images, np.zeros(1, int), key=jax.random.key(1))
+  found = gl.audit(jax.random.key(2), scenario, [None], [gl.attacks.fidel()], 1, controls=2, progress='none')
+  assert found.rows[0]['psnr'] > 60 and found.rows[0]['verdict'] == 'exact'
 
 
 def test_a_layer_behind_convolutions_does_not_take_pixels():
