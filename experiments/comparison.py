@@ -58,6 +58,7 @@ class Outcome(NamedTuple):
     failed: whether the run shows nothing by itself: no trial was a success, or the model is at chance.
     untrained: of audits, whether training left the network that is attacked at chance.
     values: trial, or seed -> its figure; what runs on the same uploads have in common is compared one by one.
+    open: what too few trainings leave open, the ends; None for `ONE_TRAINING` points to either side.
   """
 
   mean: float | None
@@ -72,6 +73,7 @@ class Outcome(NamedTuple):
   failed: bool = False
   untrained: bool = False
   values: Mapping[int, float] = {}
+  open: tuple[float, float] | None = None
 
 
 LEVELS = ('instances', 'classes')  # of `gradleak.metrics.LabelScores`
@@ -199,7 +201,7 @@ def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[floa
   if found.mean is None:
     return None
   if single(cell, found):
-    return found.mean - ONE_TRAINING, found.mean + ONE_TRAINING
+    return found.open or (found.mean - ONE_TRAINING, found.mean + ONE_TRAINING)
   if found.low is None or found.high is None:
     return found.mean, found.mean
   freedom = (found.trainings or len(found.values) or found.n) - 1

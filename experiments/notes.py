@@ -226,7 +226,7 @@ NOTES = (
     'delay is a larger fraction of it. With the undefended model at {none | accuracy} %, this scale allows no '
     'conclusion about accuracy.',
     'CIFAR-10',
-    holds=(_published('OUTPOST | overhead'), _published('DP | accuracy_share')),
+    holds=(_published('OUTPOST | overhead'),),
   ),
   Note(
     'outpost_figure_5',

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -206,8 +207,8 @@ class Trainings(Study):
   remarks: ClassVar[str] = 'against none'
   intervals: ClassVar[str] = (
     'Ours: accuracy of the last model on test samples, mean over seeds ± half its 95 % interval. Fewer than three '
-    'seeds have none, and leave 5 points to either side open. “Against none” is the difference to the undefended model '
-    'of the same seed. '
+    'seeds have none, and leave 5 points of accuracy to either side open. “Against none” is the difference to the '
+    'undefended model of the same seed. '
     'Seconds are medians of warm rounds with and without the defense in turn. The overhead of “none” is noise, which '
     'stands behind ± at the others.'
   )
@@ -311,8 +312,10 @@ class Trainings(Study):
     values, undefended = (
       {one.get('seed', 0): 100 * one[correct] / one[tested] for one in part} for part in (own, bare)
     )
-    lost = any(map(self._at_chance, bare))
+    lost, ends = any(map(self._at_chance, bare)), None
     if cell.metric == 'accuracy_share':
+      if bare and own != bare:
+        ends = _share_of(statistics.fmean(values.values()), statistics.fmean(undefended.values()))
       values = {} if lost else {seed: 100 * value / undefended[seed] for seed, value in values.items()}
     elif bare and own != bare:
       gained = [value - undefended[seed] for seed, value in values.items()]
@@ -321,7 +324,7 @@ class Trainings(Study):
     mean, low, high = mean_interval(list(values.values())) if values else (None, None, None)
     if len(values) < MIN_RUNS:
       low = high = None
-    given = {'trainings': len(values), 'failed': any(map(self._at_chance, own)), 'values': values}
+    given = {'trainings': len(values), 'failed': any(map(self._at_chance, own)), 'values': values, 'open': ends}
     return Outcome(mean, low, high, row[tested], None, diverged, remark, **given)
 
   def _at_chance(self, row: Mapping) -> bool:
@@ -338,6 +341,12 @@ class Trainings(Study):
     return cell.metric in ('epsilon', 'total_parameters') or (
       whole and cell.metric in ('share_sent', 'accuracy_share', 'overhead', 'defense_seconds')
     )
+
+
+def _share_of(accuracy: float, undefended: float) -> tuple[float, float]:
+  """Returns the ends of 100 · accuracy / undefended where both are open by `ONE_TRAINING` points to either side."""
+  most = 100 * (accuracy + ONE_TRAINING) / (undefended - ONE_TRAINING) if undefended > ONE_TRAINING else math.inf
+  return 100 * max(0.0, accuracy - ONE_TRAINING) / (undefended + ONE_TRAINING), most
 
 
 class Setting(NamedTuple):

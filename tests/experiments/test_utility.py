@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
-from experiments import table, utility
+from experiments import comparison, table, utility
 from experiments.experiment import Cell, Experiment
 from experiments.utility import Method, Protocol, Trainings
 from gradleak.core import errors
@@ -158,6 +158,15 @@ def test_an_accuracy_has_an_interval_only_of_three_seeds():
   assert three.remark == '−5.0 (−5.0 to −5.0), beyond noise'  # seed by seed
   assert found(3, metric='accuracy_share').values == pytest.approx({0: 8500 / 90, 1: 8600 / 91, 2: 8700 / 92})
   assert found(3, metric='parameters').mean == 2
+
+
+@pytest.mark.parametrize(('undefended', 'defended'), [(90.0, 85.0), (19.7, 19.1)])
+def test_the_share_of_a_small_accuracy_is_open_by_more_points(undefended, defended):
+  """Of 19.7 %, 5 points of accuracy are 25 of the share: 97 % of it held “more than 90 %”."""
+  rows = [row(10 * undefended, defense='none', seed=0), row(10 * defended, defense='DP', seed=0)]
+  cell = Cell('', '', 'accuracy_share', '', 'DP')
+  found = comparison.interval(cell, RUN.outcome(cell, rows))
+  assert found == pytest.approx((100 * (defended - 5) / (undefended + 5), 100 * (defended + 5) / (undefended - 5)))
 
 
 def test_the_overhead_of_none_is_the_noise_of_the_others():
