@@ -394,7 +394,8 @@ class _Table:
   def _restored(self, leaves: Sequence[Any]) -> Tree:
     """Returns the states on the devices from the leaves of `Progress.states`."""
     init, arguments = self.placement.bind(self.attack.init, self.shared, self.padded)
-    expected = jax.eval_shape(lambda *arguments: trees.take(init(*arguments), 0), *arguments)
+    placed = jax.eval_shape(init, *arguments)  # [D·R, group size, …]
+    expected = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), placed)
     return self.placement.pad(trees.rebuilt(expected, [np.asarray(leaf) for leaf in leaves], leading=1))
 
 

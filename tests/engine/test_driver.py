@@ -546,36 +546,36 @@ from tests.engine import test_driver as t
 with np.load(sys.argv[3]) as given:
   batch = t.make_batch(given['images'], given['labels'])
 seen = []
-found = t.run(batch, num_steps=6, chunk_steps=3, group_size=1, split=4, devices=jax.devices(), on_chunk=seen.append)
+found = t.run(batch, num_steps=6, chunk_steps=3, group_size=1, split=8, devices=jax.devices(), on_chunk=seen.append)
 again = t.run(
-  batch, num_steps=6, chunk_steps=3, group_size=1, split=4, devices=jax.devices(),
+  batch, num_steps=6, chunk_steps=3, group_size=1, split=8, devices=jax.devices(),
   resume=(3, jax.tree.leaves(seen[1].states)),
 )
 t.same(found, again)
-np.savez(sys.argv[4], **found._asdict(), flops=t.flops(batch, jax.devices(), 4))
+np.savez(sys.argv[4], **found._asdict(), flops=t.flops(batch, jax.devices(), 8))
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch(Build):
-  """The same on one update of four digits."""
+  """The same on one update of eight digits."""
 
   def __call__(self, shared, lane):
     variables, update, labels = shared
-    observation = Observation(variables, update, labels, Knowledge(), (4, 8, 8, 1), 10)
+    observation = Observation(variables, update, labels, Knowledge(), (8, 8, 8, 1), 10)
     optimizer = first_order('adam', lane['rate'], STEPS)
     return matching.gradient_matching(self.client, optimizer, STEPS, distance='cosine'), lane['key'], observation
 
 
 def make_batch(images, labels):
   (build, (variables, _, onehot), lanes) = make_table(images, labels)
-  update = jax.jit(build.client.local_update)(None, variables, jnp.asarray(images[:4]), onehot[:4]).update
-  return Batch(build.client), (variables, update, onehot[:4]), choose(lanes, [0, 1, 2])
+  update = jax.jit(build.client.local_update)(None, variables, jnp.asarray(images[:8]), onehot[:8]).update
+  return Batch(build.client), (variables, update, onehot[:8]), choose(lanes, [0, 1, 2])
 
 
 def flops(batch, devices, split):
   """Returns the arithmetic operations of one device in one evaluation."""
-  table = driver._Table(*batch, 1, devices, split)
+  table = driver._Table(*batch, Layout(1, devices, split))
   table.states = table._call(table.attack.init)
   finish, arguments = table.placement.bind(table.attack.finish, table.shared, table.padded, table.states)
   return finish.lower(*arguments).compile().cost_analysis()['flops']

@@ -65,17 +65,15 @@ def test_a_run_trains_measures_and_resumes(tmp_path, monkeypatch):
   experiment = Experiment('toy', 'A.', 'Table', 'Shows.', {'run': RUN}, tuple(cells), 'So.')
   outcomes = [RUN.outcome(cell, rows) for cell in cells]
   (lines,) = table.sections(experiment, outcomes).values()
-  assert lines[0] == ['', 'accuracy %', 'paper', 'round time, % over none', 'paper', 'against none']
-  assert lines[1][-1] == '' and 'undecided' in lines[2][-1] and lines[4][1] == '–'
+  assert lines[0] == ['', 'accuracy %', 'round time, % over none', 'against none']  # the paper prints none
+  assert lines[1][-1] == 'at chance' and lines[2][-1].startswith('no conclusion') and lines[4][1] == '–'
   assert lines[4][1:] == [
     '–',
-    '–',
     '900.00',
-    '–',
     'not trained: seconds extrapolated from one local step, all rounds would take 4 d',
   ]
   text = table.markdown(experiment, 'paper', 0, outcomes)
-  assert 'fewer than three seeds' in text and '| none |' in text and 'trials' not in text
+  assert 'Fewer than three seeds' in text and '| none |' in text and 'trials' not in text
   kept = list(csv.DictReader(io.StringIO(table.table_csv(experiment, 'paper', outcomes))))
   assert kept[4]['defense'] == 'none & client_dp(delta=1e-05) at the server' and kept[0]['n'] == '100'
   assert float(kept[0]['mean']) >= 0 and kept[0]['low'] == kept[0]['high'] == kept[0]['recovered'] == ''
@@ -94,7 +92,7 @@ def test_one_client_defends_its_sensitive_samples(tmp_path):
   assert 50 < half['share_sent'] < 100 == none['share_sent']  # most clients send everything
   outcome = run.outcome(Cell('', '', 'sensitive_accuracy', '', 'half'), [none, half])
   assert outcome.n == 3 and outcome.mean == pytest.approx(100 * half['sensitive_correct'] / 3)
-  assert outcome.remark.endswith(', one training, undecided') and outcome.low is None
+  assert outcome.remark.startswith('no conclusion: none is at chance') and outcome.low is None  # after four rounds
 
 
 def test_a_difference_in_words():

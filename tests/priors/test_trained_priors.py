@@ -106,7 +106,7 @@ def test_a_denoisers_file(images, tmp_path):
   assert prior.latent == 0 and 'Vincent' in prior.about['citation']
   with pytest.raises(UsageError, match='holds a denoiser, expected a generator'):
     trained.load(path)
-  with pytest.raises(UsageError, match='kind of prior'):
+  with pytest.raises(UsageError, match=r"unknown load\(kind\) 'score'"):
     trained.load(path, 'score')
 
 
