@@ -300,7 +300,7 @@ def test_compiled_with_others_it_gives_what_it_gives_alone(name):
   check_together(name, by_steps)
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name != 'fidel')) for name in ATTACKS])
+@pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name != 'fidel')) for name in ROWS])
 def test_not_compiled_it_gives_the_same(name):
   """Each operation is compiled by itself, which takes longer than the whole."""
   check_together(name, functools.partial(whole, loop=python_loop))
