@@ -34,6 +34,7 @@ FOR_TINY = (
 
 
 _TWO = ('MNIST', 'CIFAR-10')
+FFL_TABLES = ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet', 'emnist_convnet')
 
 
 def _psnr(row, columns=_TWO):
@@ -359,7 +360,7 @@ NOTES = (
       'Tables 4 and 5: accuracy',
       holds=(_published('FFL r = 1.0 | accuracy', below=True),),
     )
-    for name in ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet')
+    for name in FFL_TABLES
   ),
   *(
     Note(
@@ -373,7 +374,7 @@ NOTES = (
         for delta in (1e-4, 1e-5, 1e-6)
       ),
     )
-    for name in ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet', 'emnist_convnet')
+    for name in FFL_TABLES
   ),
   *(
     Note(
@@ -382,7 +383,7 @@ NOTES = (
       'Table 2: what a client sends in a round',
       holds=(_published('FFL r = 0.2 | share_sent'),),
     )
-    for name in ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet')
+    for name in FFL_TABLES
   ),
   Note(
     'fidel_8',

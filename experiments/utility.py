@@ -209,8 +209,8 @@ class Trainings(Study):
     'Ours: accuracy of the last model on test samples, mean over seeds ± half its 95 % interval. Fewer than three '
     'seeds have none, and leave 5 points of accuracy to either side open. “Against none” is the difference to the '
     'undefended model of the same seed. '
-    'Seconds are medians of warm rounds with and without the defense in turn. The overhead of “none” is noise, which '
-    'stands behind ± at the others.'
+    'Seconds are medians of warm rounds with and without the defense in turn. What “none” adds is noise, which stands '
+    'behind ± at the others.'
   )
 
   def small(self) -> Mapping[str, object]:
@@ -305,7 +305,8 @@ class Trainings(Study):
     bare = [one for one in rows if self.defenses.get(one['defense']) == UNDEFENDED]
     if cell.metric not in ACCURACIES:
       value = row.get(cell.metric)
-      noise = max((abs(one.get(cell.metric, 0.0)) for one in bare if cell.metric == 'overhead'), default=0.0)
+      measured = bare if cell.metric in ('overhead', 'defense_seconds') else []
+      noise = max((abs(one.get(cell.metric, 0.0)) for one in measured), default=0.0)
       ends = (value - noise, value + noise) if noise and value is not None and row not in bare else (None, None)
       return Outcome(value, *ends, row['tested'], None, diverged, remark)
     correct, tested = SCORES.get(cell.metric, SCORES['accuracy'])

@@ -167,9 +167,10 @@ def test_the_share_of_a_small_accuracy_is_open_by_more_points(undefended, defend
   assert found == pytest.approx((100 * (defended - 5) / (undefended + 5), 100 * (defended + 5) / (undefended - 5)))
 
 
-def test_the_overhead_of_none_is_the_noise_of_the_others():
-  rows = [row(900, defense='none', overhead=-0.6), row(800, defense='DP', overhead=4.0)]
-  found = {one['defense']: RUN.outcome(Cell('', '', 'overhead', '', one['defense']), rows) for one in rows}
+@pytest.mark.parametrize('metric', ['overhead', 'defense_seconds'])
+def test_what_none_adds_is_the_noise_of_the_others(metric):
+  rows = [row(900, defense='none', **{metric: -0.6}), row(800, defense='DP', **{metric: 4.0})]
+  found = {one['defense']: RUN.outcome(Cell('', '', metric, '', one['defense']), rows) for one in rows}
   assert found['DP'][:3] == pytest.approx((4.0, 3.4, 4.6)) and found['none'][:3] == (-0.6, None, None)
 
 
