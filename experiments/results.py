@@ -188,7 +188,7 @@ class Clock:
 def declared(value: Any) -> Any:
   """Returns settings as plain JSON: of dataclasses the fields that are not at their defaults, of methods the texts.
 
-  Of named tuples they are all fields, but those at their defaults that the class lists as `later`.
+  Named tuples have all their fields, but those at their defaults that the class lists as `later`.
   """
   if hasattr(value, '_asdict'):
     unset = {name for name in getattr(value, 'later', ()) if getattr(value, name) == value._field_defaults[name]}

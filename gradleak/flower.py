@@ -178,11 +178,7 @@ def audit(
   _layout(model)
   samples, targets = _samples(samples, targets)
   own = {field.name for field in dataclasses.fields(ClientSettings)}
-  settings = dataclasses.replace(
-    client or ClientSettings(), **{'share': 'delta', **{name: given.pop(name) for name in own & set(given)}}
-  )
-  if settings.share != 'delta':
-    raise errors.UsageError(f"share is {settings.share!r}, and a Flower client returns its weights: set share='delta'")
+  settings = _settings(client or ClientSettings(), {name: given.pop(name) for name in own & set(given)})
   sent, exchanges, steps = _sent(model, variables), list[Exchange](), list[opacus.Step]()
   classes = _classes(model, variables, samples, targets, settings)
 
@@ -216,6 +212,14 @@ def audit(
       **given,
     )
   return Audit(found, settings, captured, exchanges[0])
+
+
+def _settings(client: ClientSettings, changes: Mapping[str, Any]) -> ClientSettings:
+  """Returns settings of a client that shares its delta; raises `UsageError` where it is said to share its gradient."""
+  found = dataclasses.replace(client, **{'share': 'delta', **changes})
+  if found.share != 'delta':
+    raise errors.UsageError(f"share is {found.share!r}, and a Flower client returns its weights: set share='delta'")
+  return found
 
 
 def _compared(progress: str | Callable | None, steps: list[opacus.Step], *what: Any) -> Comparison:
