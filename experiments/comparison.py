@@ -57,8 +57,8 @@ class Outcome(NamedTuple):
     trainings: of trainings, how many seeds the figure is of; None elsewhere.
     failed: whether the run shows nothing by itself: no trial was a success, or the model is at chance.
     untrained: of audits, whether training left the network that is attacked at chance.
-    values: trial, or seed -> its figure; what runs on the same uploads have in common is compared one by one.
     open: what too few trainings leave open, the ends; None for `ONE_TRAINING` points to either side.
+    values: trial, or seed -> its figure; what runs on the same uploads have in common is compared one by one.
   """
 
   mean: float | None
@@ -72,8 +72,8 @@ class Outcome(NamedTuple):
   trainings: int | None = None
   failed: bool = False
   untrained: bool = False
-  values: Mapping[int, float] = {}
   open: tuple[float, float] | None = None
+  values: Mapping[int, float] = {}
 
 
 LEVELS = ('instances', 'classes')  # of `gradleak.metrics.LabelScores`

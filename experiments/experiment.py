@@ -385,7 +385,7 @@ class Run(Study):
       chosen = collections.Counter(row['adaptive'] for row in rows).most_common()
       remark += '; by ' + ', '.join(f'{adaptive} ({count})' for adaptive, count in chosen)
     untrained = rows[0].get('network', '').startswith(UNTRAINED)
-    return Outcome(*found[:4], recovered, diverged, remark, control, None, not recovered, untrained, measured)
+    return Outcome(*found[:4], recovered, diverged, remark, control, None, not recovered, untrained, values=measured)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
     """Returns the rows that these cells are about, with the columns that their outcomes are computed from."""

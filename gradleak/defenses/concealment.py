@@ -26,7 +26,7 @@ from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range
 from gradleak.core.trees import Tree
 from gradleak.defenses import base
 from gradleak.defenses.defense import defense
-from gradleak.models.masked import repeated
+from gradleak.models.masked import fills, masked
 from gradleak.models.model import per_example_loss
 
 STARTS = ('noise', 'proxy')
@@ -146,6 +146,7 @@ def start_point(key: jax.Array, image: jax.Array, num_classes: int, public: Any,
 
 
 @functools.partial(jax.jit, static_argnames='client')  # else compiled at each call
+@masked(None)
 def concealed_samples(
   client: Any,
   variables: Mapping,
@@ -197,9 +198,15 @@ def concealed_samples(
   return jax.vmap(conceal)(_keys(key, samples.shape[0]), samples, targets)
 
 
-@functools.partial(jax.jit, static_argnames='client')
+@functools.partial(jax.jit, static_argnames=('client', 'filled'))
 def mixed_gradient(
-  client: Any, variables: Mapping, batch: Samples, concealed: Samples, weights: jax.Array, mixing: Any
+  client: Any,
+  variables: Mapping,
+  batch: Samples,
+  concealed: Samples,
+  weights: jax.Array,
+  mixing: Any,
+  filled: bool = False,
 ) -> Tree:
   """Returns g_c, a tree shaped like the parameters: the gradient of the batch with the concealed samples (eq. 10).
 
@@ -215,6 +222,7 @@ def mixed_gradient(
     concealed: likewise, K ≤ N concealed samples.
     weights: float32 [N], 0 for padding.
     mixing: λ_g, a scalar.
+    filled: whether weights may be 0; statistics of the batch then leave these samples out.
   """
   (samples, targets), (dummies, dummy_labels) = batch, concealed
   num_samples, count = samples.shape[0], dummies.shape[0]
@@ -229,7 +237,7 @@ def mixed_gradient(
     def losses_of(given: jax.Array) -> jax.Array:
       labels_of_all = jnp.concatenate([targets, given])
       train = client.batch_norm == 'train'
-      with repeated(count):
+      with masked(jnp.concatenate([weights, weights[:count]]) if filled else None):
         losses, _ = per_example_loss(client.network, client.loss, current, union, labels_of_all, train)
       return losses
 
@@ -340,7 +348,7 @@ def concealment(
   conceal = functools.partial(concealed_samples, client, public=public, search=search)
 
   def combine(variables: Mapping, batch: Samples, concealed: Samples, weights: jax.Array, original: Tree) -> Tree:
-    mixed = mixed_gradient(client, variables, batch, concealed, weights, mixing)
+    mixed = mixed_gradient(client, variables, batch, concealed, weights, mixing, fills())
     return project(mixed, original, margin) if projection else mixed
 
   return _transformation(client, public if start == 'proxy' else None, conceal, combine, sensitive)
@@ -422,6 +430,7 @@ def _check_public(public: tuple | None, num_classes: int) -> None:
 
 
 @functools.partial(jax.jit, static_argnames='client')
+@masked(None)
 def _summary(
   client: Any, variables: Mapping, sensitive: Samples, concealed: Samples, weights: jax.Array
 ) -> ConcealmentState:

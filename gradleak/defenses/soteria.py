@@ -15,6 +15,7 @@ from gradleak.core.trees import Tree
 from gradleak.defenses.base import require_argument, require_batch
 from gradleak.defenses.compression import largest
 from gradleak.defenses.defense import Context, defense
+from gradleak.models.masked import masked
 from gradleak.models.model import Model, require
 
 VARIANTS = ('paper', 'code', 'code_shifted')
@@ -142,6 +143,7 @@ def _num_features(context: Context) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a loop outside of jit is compiled at each call
+@masked(None)
 def _kept(
   features: Callable, variant: str, rate: float, variables: Mapping, samples: jax.Array, weights: jax.Array
 ) -> jax.Array:

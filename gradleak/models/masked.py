@@ -18,7 +18,11 @@ _masked: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar('mask
 
 @contextlib.contextmanager
 def masked(weights: jax.Array | None) -> Iterator[None]:
-  """In this block, BatchNorm of Flax Linen and of PyTorch leaves out images of weight 0; with None, all count."""
+  """In this block, BatchNorm of Flax Linen and of PyTorch leaves out images of weight 0; with None, all count.
+
+  What is compiled by itself has a block of its own: a traced value of the program around it would stay in it, and end
+  the next program that takes it.
+  """
   token = _masked.set(weights)
   try:
     yield
@@ -26,10 +30,9 @@ def masked(weights: jax.Array | None) -> Iterator[None]:
     _masked.reset(token)
 
 
-def repeated(count: int) -> contextlib.AbstractContextManager[None]:
-  """In this block a batch is followed by as many samples as `count`, which count as its first ones do."""
-  weights = _masked.get()
-  return masked(None if weights is None else jnp.concatenate([weights, weights[:count]]))
+def fills() -> bool:
+  """Returns whether images may only fill their batch in this block."""
+  return _masked.get() is not None
 
 
 def counted(images: jax.Array) -> jax.Array | None:

@@ -17,7 +17,7 @@ import pytest
 import scipy.stats
 from flax import linen as nn
 
-from gradleak import Client, defenses, models
+from gradleak import Client, defenses, models, registry
 from gradleak.core import errors, trees
 from gradleak.defenses.defense import norm_bound
 from gradleak.defenses.graddefense import slice_gradients
@@ -773,3 +773,21 @@ def test_at_the_server_the_update_is_post_processed():
   client = Client(two_layers(), 10)
   context = defenses.Context(client, client.model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
   assert defenses.bind(server, context).client(client) == client
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('text', ['concealment(steps=2)', 'soteria(rate=0.5)', 'graddefense(stddev=0.1)'])
+def test_two_programs_with_padding_hold_nothing_of_each_other(text, small_images):
+  """A defense that runs the network is compiled by itself: what was traced of the first ended the second."""
+  model, (images, labels) = models.create('convnet(width=2)', 10, init='default'), small_images
+  images = jnp.pad(jnp.asarray(images), ((0, 0), (0, 1), (0, 1), (0, 0)))
+  variables = model.init(jax.random.key(0), images.shape[1:])
+  client, public = Client(model, 10, share='delta', optimizer=optax.sgd(0.1), batch_size=4), (images, labels)
+  context = defenses.Context(client, variables, images.shape[1:], public)
+  bound = defenses.bind(registry.parse(text), context).client(client)
+
+  def update(weights):
+    return bound.participate(jax.random.key(1), variables, images[:3], labels[:3], weights)[0].update
+
+  first, second = (jax.jit(lambda weights: update(weights))(jnp.ones(3)) for _ in range(2))
+  assert_equal(first, second)
