@@ -36,7 +36,9 @@ def test_every_table_is_rerun(name, tmp_path):
     elif kind == 'trainings':
       extrapolated = 'extrapolated from one local step' in line['remark']
       tested = str(experiment.runs[cell.run].scaled('smoke').sensitive) if 'sensitive' in cell.metric else '50'
-      assert line['n'] == ('0' if extrapolated else tested) and (line['mean'] != '' or extrapolated)
+      assert line['n'] == ('0' if extrapolated else tested)
+      share = cell.metric == 'accuracy_share'  # of an undefended model that is at chance after two rounds
+      assert line['mean'] != '' or extrapolated or share
     elif line['mean']:
       assert float(line['mean']) >= 0
   table = (workdir / 'table.md').read_text('utf-8')
@@ -68,9 +70,11 @@ def _check_audited(line, cell, workdir):
   if cell.metric == 'lpips':
     assert line['mean'] == ''
   elif rows and cell.metric in rows[0]:  # what fishing isolates is not in the rows of the audit
-    values = [row[cell.metric] for row in rows]
-    assert float(line['mean']) == pytest.approx(sum(values) / 2, rel=1e-6)
-    assert float(line['low']) <= float(line['mean']) <= float(line['high'])
+    values = [row[cell.metric] for row in rows if row[cell.metric] is not None]
+    if values:
+      assert float(line['mean']) == pytest.approx(sum(values) / len(values), rel=1e-6)
+    if len(values) > 1:
+      assert float(line['low']) <= float(line['mean']) <= float(line['high'])
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_both_signs_in_one_attack_reveal_nearly_what_the_better_sign_does(prepar
     method, counts = trap(variant=variant), []
     read = jax.jit(method(honest.client).reconstruct)
     for batch in range(6):
-      sent = prepared(method, honest._replace(samples=images[8 * batch :], labels=labels[8 * batch :]), 8, seed=batch)
+      sent = prepared(method, honest._replace(samples=images[8 * batch :], targets=labels[8 * batch :]), 8, seed=batch)
       found = np.asarray(read(jnp.float32(0), observe(sent, 8)).samples).reshape(8, -1)
       found = found[found.std(axis=1) > 0]
       alike = np.corrcoef(np.concatenate([sent.samples[:8].reshape(8, -1), found]))[:8, 8:]
