@@ -20,8 +20,8 @@ _masked: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar('mask
 def masked(weights: jax.Array | None) -> Iterator[None]:
   """In this block, BatchNorm of Flax Linen and of PyTorch leaves out images of weight 0; with None, all count.
 
-  What is compiled by itself has a block of its own: a traced value of the program around it would stay in it, and end
-  the next program that takes it.
+  A function that is compiled by itself needs a block of its own. A traced value of the program around it would stay in
+  it, and fail in the next program that calls it.
   """
   token = _masked.set(weights)
   try:
