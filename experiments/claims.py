@@ -10,6 +10,7 @@ from typing import NamedTuple
 from experiments import comparison, judgement
 from experiments.comparison import HEADINGS, Cell, Outcome, ours_text
 from experiments.experiment import Experiment
+from experiments.ffl import TABLES_3_TO_5
 
 OURS = 'Not a table of a paper'  # what begins the `paper` of a table without one
 SAID = ('holds', 'does not hold', 'undecided')
@@ -415,7 +416,7 @@ CLAIMS: dict[str, tuple[Ordered, ...]] = {
   'ffl_6': _fragments('ResNet', metric='psnr_normalised'),
   'ffl_5_cifar100': _fragments('ResNet'),
   'ffl_5_emnist': _fragments('ConvNet'),
-  **{f'ffl_4_{name}': _cheap() for name in ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet', 'emnist_convnet')},
+  **{f'ffl_4_{name}': _cheap() for name in TABLES_3_TO_5},
   'fidel_5': _below(('mnist', 'cifar10'), ['revealed_share'], ['batch'], ['one by one']),
   'fidel_8': (
     Ordered('0', 'mnist | one by one, table III | revealed_share'),

@@ -77,6 +77,16 @@ def _cells(column, row, run, defense, mse=None, psnr=None, adaptive=None, unit='
   )
 
 
+def _lines(column, run, *, printed=False, unit='unclipped'):
+  """Returns the cells of all methods of table 6, matched as they are and where sent; `printed`: beside its figures."""
+  cells = []
+  for label, (text, *figures) in TABLE_6.items():
+    cells += _cells(column, label, run, label, *(figures if printed else ()), unit=unit)
+    if text.startswith(('fragmentation', 'dgc')):
+      cells += _cells(column, label + SENT, run, label, adaptive='masked', unit=unit)
+  return cells
+
+
 @dataclasses.dataclass(frozen=True)
 class Normalised(Run):
   """An audit whose rows have 'mse_normalised' and 'psnr_normalised', too: of pixels over their standard deviation."""
@@ -185,12 +195,7 @@ OF_ATTACKS = (
 
 def _attacks(name, table, columns, *, choices=()):
   """Returns the attacks on uploads under each method, on the networks of `columns`: column -> (name, `Run`)."""
-  cells = []
-  for column, (run, _) in columns.items():
-    for label, (text, _, _) in TABLE_6.items():
-      cells += _cells(column, label, run, label)
-      if text.startswith(('fragmentation', 'dgc')):
-        cells += _cells(column, label + SENT, run, label, adaptive='masked')
+  cells = [cell for column, (run, _) in columns.items() for cell in _lines(column, run)]
   return Experiment(
     name,
     PAPER,
@@ -207,11 +212,8 @@ def _table_6():
   """Returns the one table of attacks with figures, which decide what its unit is: beside, two lines in the other."""
   boxed = _network('cifar10', 'resnet18', PAPERS, rate=0.2)
   given = {field.name: getattr(boxed, field.name) for field in dataclasses.fields(boxed)}
-  runs, cells, column = {'resnet': Normalised(**{**given, 'attack': 'csdlg'})}, [], 'ResNet'
-  for label, (text, mse, psnr) in TABLE_6.items():
-    cells += _cells(column, label, 'resnet', label, mse, psnr, unit='normalised')
-    if text.startswith(('fragmentation', 'dgc')):
-      cells += _cells(column, label + SENT, 'resnet', label, adaptive='masked', unit='normalised')
+  runs, column = {'resnet': Normalised(**{**given, 'attack': 'csdlg'})}, 'ResNet'
+  cells = _lines(column, 'resnet', printed=True, unit='normalised')
   # At r = 1 the random layers are all layers, too; the paper prints other figures of the second picture.
   cells += _cells(
     column, 'FFL-random r = 1 (none)', 'resnet', 'FFL r = 1 (none)', (0.0038, 0.0038), (24.2, 24.2), unit='normalised'

@@ -5,6 +5,7 @@ no note says so.
 """
 
 from experiments.comparison import Note
+from experiments.ffl import DELTAS, LITTLE_NOISE, TABLES_3_TO_5
 
 NOISE = (
   'Reconstructions that fail have fewer dB here than in the paper: ours end as noise of full contrast, since the '
@@ -34,7 +35,6 @@ FOR_TINY = (
 
 
 _TWO = ('MNIST', 'CIFAR-10')
-FFL_TABLES = ('cifar10_convnet', 'cifar10_resnet', 'cifar100_resnet', 'emnist_convnet')
 
 
 def _psnr(row, columns=_TWO):
@@ -360,7 +360,7 @@ NOTES = (
       'Tables 4 and 5: accuracy',
       holds=(_published('FFL r = 1.0 | accuracy', below=True),),
     )
-    for name in FFL_TABLES
+    for name in TABLES_3_TO_5
   ),
   *(
     Note(
@@ -369,12 +369,9 @@ NOTES = (
       'and {DP δ = 1e-06 | accuracy} %, with a thousandth of it at {DP, a thousandth of its noise | accuracy}: this '
       'noise costs what the paper does not show.',
       'Tables 4 and 5: accuracy',
-      holds=tuple(
-        (f'DP δ = {delta:.0e} | accuracy', '<', 'DP, a thousandth of its noise | accuracy')
-        for delta in (1e-4, 1e-5, 1e-6)
-      ),
+      holds=tuple((f'DP δ = {delta:.0e} | accuracy', '<', f'{LITTLE_NOISE} | accuracy') for delta in DELTAS),
     )
-    for name in FFL_TABLES
+    for name in TABLES_3_TO_5
   ),
   *(
     Note(
@@ -383,7 +380,7 @@ NOTES = (
       'Table 2: what a client sends in a round',
       holds=(_published('FFL r = 0.2 | share_sent'),),
     )
-    for name in FFL_TABLES
+    for name in TABLES_3_TO_5
   ),
   Note(
     'fidel_8',
