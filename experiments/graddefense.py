@@ -318,7 +318,8 @@ def _accuracies(part, model, ratio, prune, pruned_layer, figures, attack):
   }
   runs, cells = {}, []
   for dataset, (alone, *lines) in figures.items():
-    runs[dataset] = _trainings(dataset, model, {'none': utility.UNDEFENDED, **labels}, extrapolated=('PLD',))
+    few = {'seeds': 4} if model == 'lenet4' else {}
+    runs[dataset] = _trainings(dataset, model, {'none': utility.UNDEFENDED, **labels}, extrapolated=('PLD',), **few)
     lines = ((alone, None), lines[0], (None, None), *lines[1:])
     for label, (acc, art) in zip(('none', *labels), lines, strict=True):
       cells.append(Cell(NAMES[dataset], label, 'accuracy', dataset, label, acc))

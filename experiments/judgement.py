@@ -222,6 +222,7 @@ class Order(NamedTuple):
     taus: Kendall's τ-b of each group of at least three methods.
     carried: as `pairs`, without those that carry no order: both show nothing, or the undefended attack fails.
     unsettled: how many of the opposite `pairs` are not so under another reading of the paper.
+    unordered: number of pairs left out, which the paper itself does not order: see `_differs`.
     needed: of each of `pairs`, at most how many times the trials give it an order if its difference stays as it is: 1
       where it has one, infinity where no number does.
   """
@@ -231,6 +232,7 @@ class Order(NamedTuple):
   taus: list[float]
   carried: dict[str, int]
   unsettled: int
+  unordered: int
   needed: list[float]
 
   def tau(self) -> float | None:
@@ -246,18 +248,18 @@ def order(judged: Judged) -> Order:
   """Returns how the methods of a table are ordered, by column and metric.
 
   A pair has an order where the 95 % interval of our difference leaves out 0. An interval that covers 0 and leaves out
-  the paper's difference shows a 'smaller' one. All else is 'undecided', as is a pair whose figures in the paper are
-  equal, or whose intervals there meet. Methods are the lines with a printed figure but the undefended one, which stands
-  apart. Figures that follow from the declaration, and pairs that stand in an earlier table, are left out.
+  the paper's difference shows a 'smaller' one. All else is 'undecided'. Methods are the lines with a printed figure but
+  the undefended one, which stands apart. Pairs that the paper does not order, figures that follow from the declaration,
+  and pairs that stand in an earlier table, are left out.
   """
   from scipy import stats
 
   pairs, apart, carried = (dict.fromkeys(ORDERS, 0) for _ in range(3))
   taus: list[float] = []
   needed: list[float] = []
-  unsettled = 0
+  unsettled = unordered = 0
   if judged.outcomes is None:
-    return Order(pairs, apart, taus, carried, unsettled, needed)
+    return Order(pairs, apart, taus, carried, unsettled, unordered, needed)
   beside = comparison.by_place(judged.experiment.cells, judged.outcomes)
 
   def read(cell: Cell, found: Outcome) -> list[tuple[Cell, Outcome]]:
@@ -275,6 +277,9 @@ def order(judged: Judged) -> Order:
       for other, others, second, also in members[index + 1 :]:
         if status == second == 'repeated':
           continue
+        if not _differs(one, other):
+          unordered += not (mixed and (alone or also))
+          continue
         kind, trials = _pair((one, ours), (other, others))
         if mixed and (alone or also):
           apart[kind] += 1
@@ -288,7 +293,7 @@ def order(judged: Judged) -> Order:
     if len(methods) > 2 and not all(status == 'repeated' for *_, status, _ in members):
       tau = float(stats.kendalltau(*zip(*methods, strict=True)).statistic)
       taus += [] if math.isnan(tau) else [tau]
-  return Order(pairs, apart, taus, carried, unsettled, needed)
+  return Order(pairs, apart, taus, carried, unsettled, unordered, needed)
 
 
 def total(orders: Iterable[Order]) -> Order:
@@ -299,16 +304,23 @@ def total(orders: Iterable[Order]) -> Order:
     return {kind: sum(getattr(one, name)[kind] for one in listed) for kind in ORDERS}
 
   taus, needed = ([value for one in listed for value in getattr(one, name)] for name in ('taus', 'needed'))
-  unsettled = sum(one.unsettled for one in listed)
-  return Order(added('pairs'), added('undefended'), taus, added('carried'), unsettled, needed)
+  unsettled, unordered = (sum(getattr(one, name) for one in listed) for name in ('unsettled', 'unordered'))
+  return Order(added('pairs'), added('undefended'), taus, added('carried'), unsettled, unordered, needed)
+
+
+def _differs(one: Cell, other: Cell) -> bool:
+  """Returns whether the paper orders two of its figures: they are not equal, and their intervals there do not meet."""
+  (low, high), (least, largest) = (comparison.paper_interval(cell) for cell in (one, other))  # type: ignore[misc]
+  noisy = all(cell.spread is not None and cell.spread_n is not None for cell in (one, other))
+  return _middle(one) != _middle(other) and not (noisy and low <= largest and least <= high)
 
 
 def _pair(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[str, float]:
-  """Returns one of `ORDERS` for two lines of a table, and of `Order.needed`: an interval is as wide as 1/√trials."""
+  """Returns one of `ORDERS` for two lines that differ, and of `Order.needed`: an interval is as wide as 1/√trials."""
   (low, high), (least, largest) = (comparison.paper_interval(cell) for cell, _ in (one, other))  # type: ignore[misc]
   paper = _middle(one[0]) - _middle(other[0])
   ours = comparison.difference(one, other)
-  if not paper or (_noisy(one[0], other[0]) and low <= largest and least <= high) or ours is None:
+  if ours is None:
     return 'undecided', math.inf
   if ours[0] <= 0 <= ours[1]:
     middle, half = sum(ours) / 2, (ours[1] - ours[0]) / 2
@@ -316,11 +328,6 @@ def _pair(one: tuple[Cell, Outcome], other: tuple[Cell, Outcome]) -> tuple[str, 
     trials = (half / middle) ** 2 if middle and math.isfinite(half) else math.inf
     return 'smaller than in the paper' if excluded else 'undecided', trials
   return 'as in the paper' if (ours[0] > 0) == (paper > 0) else 'opposite', 1.0
-
-
-def _noisy(*cells: Cell) -> bool:
-  """Returns whether the paper's standard deviations of these cells are known as those of means."""
-  return all(cell.spread is not None and cell.spread_n is not None for cell in cells)
 
 
 def _middle(cell: Cell) -> float:

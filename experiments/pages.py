@@ -183,7 +183,8 @@ def _index(judged: Mapping[str, Judged], stored: Mapping[str, results.Stored], s
     _needed(judged, stored),
     'A pair has an order, and is beyond noise, where the 95 % interval of its difference, trial by trial, leaves out '
     '0. The difference is smaller than in the paper where its interval covers 0 and leaves out what is printed. A '
-    'figure without an interval is taken to 5 %. The undefended line stands apart.',
+    'figure without an interval is taken to 5 %. The undefended line stands apart. Pairs of which the paper prints '
+    'equal figures, or intervals that meet, are left out.',
     _counted(counts),
     f'{VERDICT} {UNCOUNTED} Not shown: figures of tables that were not run at this scale, and those where ours has no '
     'value.',

@@ -190,6 +190,8 @@ def ordered(found: judgement.Order) -> str:
   parts = [f'Pairs of methods, by order: {counted(found.pairs)}.'] if any(found.pairs.values()) else []
   if found.unsettled:
     parts.append(f'Not so under another reading of the paper: {found.unsettled} of the opposite ones.')
+  if found.unordered:
+    parts.append(f'Left out, as the paper’s figures have no order either: {found.unordered}.')
   if found.taus:
     parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} columns.')
   if any(found.undefended.values()):
