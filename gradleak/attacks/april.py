@@ -18,10 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from gradleak.attacks import base
+from gradleak.attacks.dense import Entry, probed
 from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
 from gradleak.core.settings import Fraction
+from gradleak.core.trees import Tree
 from gradleak.federated import Client
-from gradleak.models.model import require
+from gradleak.models.model import Model, require
 from gradleak.threat import Observation
 
 _POSITION = 'pos_embed'  # timm's name
@@ -79,8 +82,8 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
   r"""APRIL's leak (Lu et al. 2022) on vision transformers with LayerNorm first: the patches, in closed form.
 
   The attack reads one sample. For a batch, or for several local steps, Δ is the mean over samples and steps, and the
-  returned image is a mixture of theirs. It returns no labels. Where the model normalises its pixels, what the embedding
-  sees is scaled back: x σ + μ.
+  returned image is a mixture of theirs. It returns no labels. Where the model normalises its pixels, or holds such a
+  normalisation, what the embedding sees is scaled back: x σ + μ.
 
   Formula:
     \frac{\partial \ell}{\partial W} = X^\top \Delta, \quad \Delta = \frac{\partial \ell}{\partial \text{pos}}, \quad
@@ -98,14 +101,37 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     kernel, position, side = embedding(client, observation)
-    _, height, width, channels = observation.batch_shape
-    rows, columns = height // side, width // side
-    weights, positions = (trees.get(observation.update, path) for path in (kernel, position))
-    behind = positions.reshape(-1, weights.shape[1])[-rows * columns :]  # the class token stands first
-    found = patches_of(weights, behind, rcond).reshape(rows, columns, side, side, channels).transpose(0, 2, 1, 3, 4)
-    if client.model.normalisation is None:
-      return found, None
-    mean, std = (jnp.asarray(values, found.dtype).reshape(1, 1, 1, 1, -1) for values in client.model.normalisation)
-    return found * std + mean, None
+    shape = observation.batch_shape[1:]
+    found = _image(observation.update, shape, kernel, position, side, rcond)
+    normalised = _entry(client.model, shape, kernel, position, side).normalised
+    if normalised is not None:
+      mean, std = (jnp.asarray(values, found.dtype).reshape(found.shape) for values in normalised)
+      found = found * std + mean
+    return found, None
 
   return base.closed_form(read, check=lambda observation: embedding(client, observation))
+
+
+def _image(
+  update: Tree,
+  shape: tuple[int, ...],
+  kernel: tuple[str, ...],
+  position: tuple[str, ...],
+  side: int,
+  rcond: float | jax.Array,
+) -> jax.Array:
+  """Returns what entered the embedding [1, H, W, C], its patches in their places."""
+  height, width, channels = shape
+  rows, columns = height // side, width // side
+  weights, positions = (trees.get(update, path) for path in (kernel, position))
+  behind = positions.reshape(-1, weights.shape[1])[-rows * columns :]  # the class token stands first
+  found = patches_of(weights, behind, rcond).reshape(rows, columns, side, side, channels)
+  return found.transpose(0, 2, 1, 3, 4).reshape(1, *shape)
+
+
+@reusable(32)
+def _entry(
+  model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], position: tuple[str, ...], side: int
+) -> Entry:
+  """Returns what a network passes on to its embedding, see `dense.probed`."""
+  return probed(model, shape, lambda gradient: _image(gradient, shape, kernel, position, side, 1e-6))

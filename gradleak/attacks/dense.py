@@ -88,12 +88,23 @@ class Entry(NamedTuple):
 
 @reusable(32)
 def entry(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]) -> Entry:
-  """Returns the `Entry` of a network. Where an initial one has no gradient at the layer, the model's word is taken.
+  """Returns the `Entry` of a network, see `probed`.
 
   Args:
     model: the network.
     shape: of one sample.
     kernel, bias: paths of the first dense layer's parameters.
+  """
+  return probed(model, shape, lambda given: first_dense_input(trees.get(given, kernel), trees.get(given, bias)))
+
+
+def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Array]) -> Entry:
+  """Returns the `Entry` of a network. Where an initial one has no gradient at the layer, the model's word is taken.
+
+  Args:
+    model: the network.
+    shape: of one sample.
+    read: gradient of one sample -> what it says of each value that entered, in the sample's order.
   """
   declared = None
   if model.normalisation is not None:
@@ -104,22 +115,21 @@ def entry(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: t
     one, other = (model.init(key, shape) for key in (keys[0], keys[3]))
 
     @jax.jit
-    def read(variables: Mapping, sample: jax.Array) -> jax.Array:
+    def seen_by(variables: Mapping, sample: jax.Array) -> jax.Array:
       def loss(params: Tree) -> jax.Array:
         outputs, _ = model.apply({**variables, 'params': params}, sample[None], False, None)
         return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
 
-      gradient = jax.grad(loss)(variables['params'])
-      return first_dense_input(trees.get(gradient, kernel), trees.get(gradient, bias))
+      return read(jax.grad(loss)(variables['params'])).reshape(-1)
 
     chosen, sample = jax.random.bernoulli(keys[2], 0.5, shape), jnp.full(shape, 0.25)
-    low, high, probe = read(one, sample), read(one, sample + 0.5), jax.random.uniform(keys[4], shape)
-    moved = jnp.abs(read(one, jnp.where(chosen, 0.75, sample)) - low)
+    low, high, probe = seen_by(one, sample), seen_by(one, sample + 0.5), jax.random.uniform(keys[4], shape)
+    moved = jnp.abs(seen_by(one, jnp.where(chosen, 0.75, sample)) - low)
     if not jnp.any(moved):
       return Entry(True, declared)
     in_order = bool(jnp.all((moved > 0.01 * jnp.max(moved)) == chosen.reshape(-1)))
     slope, values = np.asarray(2 * (high - low)), np.asarray(probe).reshape(-1)
-    offset, seen = np.asarray(low) - slope / 4, [np.asarray(read(variables, probe)) for variables in (one, other)]
+    offset, seen = np.asarray(low) - slope / 4, [np.asarray(seen_by(variables, probe)) for variables in (one, other)]
   mean, std = (np.zeros_like(values), np.ones_like(values)) if declared is None else declared
   near = functools.partial(np.allclose, rtol=_NEAR, atol=_NEAR * np.abs(slope).max())
   if not in_order or near((values - mean) / std, seen[0]) or not all(near(slope * values + offset, x) for x in seen):

@@ -1,5 +1,7 @@
 """APRIL's closed form on vision transformers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +25,12 @@ def images():
   return lfw_subset()[:2, 4:20, 4:20, None].astype(np.float32)
 
 
-def sent(images, spec=SMALL, **local):
-  """Returns (the client, the observation) of images."""
+def sent(images, spec=SMALL, before=None, **local):
+  """Returns (the client, the observation) of images; `before`: what the network itself does to them."""
   model = gl.models.create(spec, 10, init='default')
+  if before is not None:
+    apply = model.apply
+    model = dataclasses.replace(model, apply=lambda variables, x, *given: apply(variables, before(x), *given))
   variables, client = model.init(jax.random.key(0), images.shape[1:]), Client(model, 10, **local)
   labels = jnp.arange(len(images))
   update = jax.jit(client.local_update)(None, variables, images, labels).update
@@ -66,6 +71,17 @@ def test_one_image_is_exact(images, spec, local, channels):
   found = read(*sent(image, spec, **local))
   assert found.samples.shape == image.shape and found.labels.shape == (0,) and int(found.diverged_step) == -1
   assert psnr(found.samples, image) > 60
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  ('before', 'expected'),
+  [(lambda x: (x - 0.4) / 0.3, lambda x: x), (jnp.square, jnp.square)],
+  ids=['a normalisation', 'none that it is'],
+)
+def test_a_normalisation_that_the_network_holds_is_undone(images, before, expected):
+  found = read(*sent(images[:1], before=before)).samples
+  assert psnr(found, expected(images[:1])) > 60
 
 
 @pytest.mark.slow
