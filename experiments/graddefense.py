@@ -124,6 +124,10 @@ def _attack_readings():
     for row, adaptive in (*((label, None) for label in labels), ('PLD, muted', 'muted')):
       paper = figures.get(row, ()) if name == 'signed' else ()
       cells += _pair(column, row, name, row.partition(',')[0], *paper, adaptive=adaptive)
+  layer = {label: defenses[label] for label in ('none', 'PLD')}
+  runs['size'] = _gia('mnist', layer, settings=MUTED, mini={'trials': 4, 'image_size': 28})
+  for row, adaptive in (('none', None), ('PLD, muted', 'muted')):
+    cells += _pair('signed, 28×28 pixels', row, 'size', row.partition(',')[0], adaptive=adaptive)
   return TABLES.table(
     'graddefense_2b_readings',
     'Table II [B] by the reading of the attack, MNIST',
