@@ -151,7 +151,7 @@ def verdict(cell: Cell, found: Outcome) -> str:
   known number n. For several figures of the paper, it is from the least to the largest; else it is the paper's figure.
 
   - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
-    So are a figure of a single trial, and an accuracy of fewer than three trainings within 5 points of the paper's.
+    So are a figure of fewer than three trials, and an accuracy of as few trainings within 5 points of the paper's.
   - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number. If neither has an
     interval, the figures differ by at most 5 %. Seconds never agree, since they are of another machine.
   - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten.
@@ -188,7 +188,7 @@ def single(cell: Cell, found: Outcome) -> bool:
 
 
 def unmeasured(found: Outcome) -> bool:
-  """Returns whether the noise of a figure is not known: it is of a single trial of an audit."""
+  """Returns whether the noise of a figure is not known: it is of fewer than three trials of an audit."""
   return found.recovered is not None and found.low is None
 
 
@@ -236,7 +236,7 @@ def difference(
   if unmeasured(one[1]) or unmeasured(other[1]):
     return -math.inf, math.inf
   common = sorted(one[1].values.keys() & other[1].values.keys())
-  if len(common) > 1 and not single(*one) and not single(*other):
+  if len(common) >= statistics.MIN_RUNS and not single(*one) and not single(*other):
     _, low, high = statistics.mean_interval([one[1].values[key] - other[1].values[key] for key in common], confidence)
     return low, high
   (low, high), (least, largest) = _allowed(*one, confidence), _allowed(*other, confidence)

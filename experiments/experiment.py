@@ -35,7 +35,9 @@ from gradleak.core.locks import alone
 from gradleak.core.storage import Workdir, computed_once, plain
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
+from gradleak.defenses.defense import remarks
 from gradleak.federated import simulation
+from gradleak.federated.earlier import earlier
 from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
 from gradleak.report.page import is_current
@@ -125,7 +127,7 @@ class Run(Study):
 
   inner: ClassVar[tuple[str, ...]] = ('settings', 'client')
   untold: ClassVar[tuple[str, ...]] = (*Study.untold, 'changed', 'training')
-  apart: ClassVar[tuple[str, ...]] = (*Study.apart, 'changed')  # what it changes is in the texts
+  apart: ClassVar[tuple[str, ...]] = (*Study.apart, 'changed', 'trials')  # what `changed` changes is in the texts
   kind: ClassVar[str] = 'audit'
   shown: ClassVar[str] = 'report'
   page: ClassVar[str] = 'report.html'
@@ -312,7 +314,7 @@ class Run(Study):
     if self.training is None:
       return self.scenario_of(data, key=jax.random.fold_in(key, 0))
     if self.weights:
-      return self._with_weights(data)
+      return self._with_weights(jax.random.fold_in(key, 1), data)
     trains = self.replaced(batch_norm='train', **self.training.client)
     untrained = trains.scenario_of(data, key=jax.random.fold_in(key, 0))
 
@@ -331,13 +333,22 @@ class Run(Study):
     variables, previous, reached = trained() if folder is None else kept(folder, config, structure, trained)
     return self.scenario_of(data, reached, variables=variables).trained(variables, previous)
 
-  def _with_weights(self, data: 'Data') -> gl.Scenario:
-    """Returns the `Scenario` with the weights of the file, and what accuracy they have."""
+  def _with_weights(self, key: jax.Array, data: 'Data') -> gl.Scenario:
+    """Returns the `Scenario` with the weights of the file, and what accuracy they have.
+
+    Where a defense compares the model with the one before, a round on images that are not attacked follows them.
+    """
     model = gl.models.create(self.model, data.private.num_classes, init=self.init)
     variables = torch_weights.load(self.weights, model, data.private.samples.shape[1:])
     accuracy = None if data.others is None else simulation.accuracy(model, variables, *data.others)[0]
     reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
-    return self.scenario_of(data, {'weights': os.path.basename(self.weights), **reached}, variables=variables)
+    made = self.scenario_of(data, {'weights': os.path.basename(self.weights), **reached}, variables=variables)
+    first, later = made.context, dataclasses.replace(made.context, previous=made.variables)
+    if all(remarks(one, first) == remarks(one, later) for one in self.protections(made, data)):
+      return made
+    if data.others is None:
+      raise errors.UsageError('a defense compares the model with the one before, and no images are left to train on')
+    return made.trained(*earlier(key, made.client, made.variables, *data.others))
 
   def scenario_of(self, data: 'Data', reached: Mapping | None = None, **given: Any) -> gl.Scenario:
     """Returns the `Scenario` with its `key` or its `variables`, and what training `reached`."""

@@ -331,7 +331,7 @@ def _training():
     'In a trained network few samples have a considerable loss, and dropout decides which neurons are active for them.',
     runs,
     [
-      cell._replace(column=name.replace('_', ' '), row=f'{cell.row}, {cell.column}')
+      cell._replace(column=name.replace('_', ' '), row=f'{cell.row}, {cell.column}', paper=None)
       for name, run in runs.items()
       for cell in _cells(run, name)
     ],

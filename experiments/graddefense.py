@@ -322,7 +322,7 @@ def _accuracies(part, model, ratio, prune, pruned_layer, figures, attack):
   }
   runs, cells = {}, []
   for dataset, (alone, *lines) in figures.items():
-    few = {'seeds': 4} if model == 'lenet4' else {}
+    few = {'seeds': 6} if model == 'lenet4' else {}
     runs[dataset] = _trainings(dataset, model, {'none': utility.UNDEFENDED, **labels}, extrapolated=('PLD',), **few)
     lines = ((alone, None), lines[0], (None, None), *lines[1:])
     for label, (acc, art) in zip(('none', *labels), lines, strict=True):

@@ -205,9 +205,10 @@ def _keys(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> li
 
 
 def _settings(run: Study) -> str:
-  """Returns what the rows of a run depend on, beside the method of each."""
+  """Returns what the rows of a run depend on, beside the method of each; how many there are is no part of it."""
   found = {name: value for name, value in declared(run).items() if name not in run.apart}
-  return repr((type(run).__name__, sorted((name, repr(value)) for name, value in found.items())))
+  audit = {name: value for name, value in found.pop('settings', {}).items() if name != 'controls'}
+  return repr((type(run).__name__, *(sorted((name, repr(value)) for name, value in of.items()) for of in (found, audit))))
 
 
 ORDERS = ('as in the paper', 'opposite', 'smaller than in the paper', 'undecided')

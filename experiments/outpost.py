@@ -117,7 +117,7 @@ FIGURE_3 = {
   'cifar10': ('CIFAR-10', 'cifar10', 5, 50_000, 150, 80, (83.1, None), (97.81, 1.47)),
 }
 # Two cores: name -> (samples, rounds, test samples, seeds).
-MINI_TRAININGS = {'emnist': (35_200, 100, 5000, 3), 'cifar10': (10_000, 150, 1000, 3)}
+MINI_TRAININGS = {'emnist': (35_200, 100, 5000, 3), 'cifar10': (10_000, 150, 1000, 5)}
 
 
 def _methods(steps):

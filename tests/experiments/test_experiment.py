@@ -1,5 +1,6 @@
 """The machinery of the tables: scales, data, the short training, and what stands beside the paper's numbers."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -89,6 +90,19 @@ def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkey
   assert machinery.called({**said, 'accuracy_reached': 85.0, 'accuracy': 80.0}, 10) == (
     'trained network, 85.0 % accurate with net.pt'
   )
+
+
+@pytest.mark.parametrize(('defense', 'moved'), [('fragmentation(ratio=0.4)', True), ('prune(rate=0.9)', False)])
+def test_a_defense_that_compares_with_the_model_before_has_one_beside_given_weights(monkeypatch, defense, moved):
+  run = dataclasses.replace(RUN.scaled('smoke'), training=Training(tested=50), weights='net.pt', defenses={'of': defense})
+  untrained = dataclasses.replace(run, training=None, weights='')
+  made = untrained.scenario(untrained.load(None), 0)
+  monkeypatch.setattr(machinery.torch_weights, 'load', lambda path, model, shape: made.variables)
+  found = run.scenario(run.load(None), 0)
+  assert (found.settings['weights_fingerprint'] != made.settings['weights_fingerprint']) == moved
+  assert (found.settings.get('previous_fingerprint') == made.settings['weights_fingerprint']) == moved
+  with pytest.raises(errors.UsageError, match='no images are left') if moved else contextlib.nullcontext():
+    dataclasses.replace(run, training=Training()).scenario(run.load(None)._replace(others=None), 0)
 
 
 def test_given_weights_keep_the_network_at_scale_mini():

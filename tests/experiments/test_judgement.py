@@ -88,19 +88,22 @@ def test_what_no_success_is_needed_for_is_judged_without_one():
 
 def test_a_repeated_cell_counts_once():
   outcomes = (*WORKS, *BLIND, *SEEN)
-  other = dataclasses.replace(RUN, trials=5)  # other settings, so that its rows are others
+  other = dataclasses.replace(RUN, model='lenet')  # other settings, so that its rows are others
+  more = dataclasses.replace(RUN, trials=5, settings=dataclasses.replace(RUN.settings, controls=7))  # the same, oftener
   rerun = tuple(one._replace(mean=one.mean + 0.001) for one in outcomes)
   moved = tuple(one._replace(mean=one.mean - 0.001) for one in outcomes)
   tables = {
     'one': (toy(CELLS), outcomes),
     'again': (toy(CELLS), rerun),
     'another': (toy(CELLS, other), moved),
-    'equal': (toy(CELLS, dataclasses.replace(RUN, trials=6)), outcomes),
+    'oftener': (toy(CELLS, more), moved),
+    'equal': (toy(CELLS, dataclasses.replace(RUN, model='mlp(widths=6)')), outcomes),
     'missing': (toy(CELLS), None),
   }
   found = judgement.judge(tables, 'paper')
   assert 'repeated' not in found['one'].statuses and 'repeated' not in found['another'].statuses
   assert set(found['again'].statuses) == set(found['equal'].statuses) == {'repeated'}
+  assert set(found['oftener'].statuses) == {'repeated'}
   assert set(found['missing'].statuses) == {judgement.NOT_SHOWN}
   assert sum(found['again'].counts().values()) == 6
 
