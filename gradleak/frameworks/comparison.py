@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,7 @@ _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, 
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
 _NOT_QUICK = ('frozen', 'private', 'augment', 'cohort', 'precision', 'order')  # what `_quick` leaves to the client
 _REFINED = 8  # rates that are tried for one change
+_ROUNDS = 4  # of explaining what another explanation leaves, of a client that shuffles
 _NORMALISED = {
   '0.5 and 0.5': ((0.5,), (0.5,)),
   'of CIFAR-10': ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -67,6 +68,14 @@ class Explanation(NamedTuple):
   words: str
   difference: float
   changes: dict[str, Any]
+
+
+class _Sought(NamedTuple):
+  """Whether settings agree, else the changes under which they do, and the rounding that it takes."""
+
+  agrees: bool
+  found: list[Explanation]
+  rounding: Rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +116,8 @@ def compare(
   """Returns the `Comparison` of a client with the simulated one.
 
   The client is called until two updates on the samples differ, or seven times at most. If they differ, it is called on
-  the first sample as well: an order needs several samples. Noise is what has the same deviation in every tensor.
+  the first sample as well: an order needs several samples. A client that shuffles is called on copies of it, too, whose
+  number tells the steps. Noise is what has the same deviation in every tensor.
 
   Args:
     fit: (samples, targets) -> the delta of the parameters that the client returns, a tree like the parameters. Each
@@ -146,27 +156,22 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  judged, target = (samples, targets), pair[0]
-  if draws == 'order':  # which one sample does not show
-    judged = samples[:1], targets[:1]
-    target = fit(*judged)
-    apart = _apart(target, sent(variables)(*judged))
-    if apart <= AGREES or _rounded(sent, variables, target, *judged):
-      words = f'On one sample the simulated client agrees; on all, they differ by {difference:.1e} of the norm.'
-      return made(True, (), (words, *drawn))
-  quick = functools.partial(_sent, _quick, model, num_classes)
-  found, rounding = _explained(quick, variables, settings, model, target, *judged), ROUNDINGS[0]
-  for coarse in () if found else ROUNDINGS[1:]:
-    if _rounded(sent, variables, target, *judged, coarse):
-      return made(True, (), (_agreed(difference, coarse.name), *drawn))
-  for coarse in ROUNDINGS[1:]:
-    if not found:
-      found, rounding = _explained(quick, variables, settings, model, target, *judged, coarse), coarse
-  if found and len(samples) > 1 and set(found[0].changes) == {'learning_rate'}:
-    norm = _norm(target)
-    if abs(_norm(fit(samples[-1:], targets[-1:])) - norm) < AGREES * norm:  # as of other samples
-      found = [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {}), *found]
-  return made(False, tuple(found), (_told(difference, found, rounding), *drawn))
+  search = functools.partial(
+    _sought, *(functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick)), variables, model
+  )
+  if draws == 'order':
+    sought = _shuffled(search, fit, settings, pair[0], samples, targets)
+    agreed = (
+      f'On one sample the simulated client agrees{_but_for(sought.rounding)}, and on copies of it, whose order changes '
+      f'nothing; on all, they differ by {difference:.1e} of the norm.'
+    )
+  else:
+    sought = search(settings, pair[0], samples, targets)
+    sought = sought._replace(found=[*_clipped(fit, sought.found, pair[0], samples, targets), *sought.found])
+    agreed = _agreed(difference, sought.rounding.name)
+  if sought.agrees:
+    return made(True, (), (agreed, *drawn))
+  return made(False, tuple(sought.found), (_told(difference, sought.found, sought.rounding), *drawn))
 
 
 def _copying(fit: Fit) -> Fit:
@@ -267,6 +272,90 @@ def _white(first: Tree, second: Tree) -> float:
   if not found or max(found) > _WHITE * min(found):
     return 0.0
   return float(np.sqrt(squares / 2))
+
+
+def _sought(
+  simulate: Callable[[ClientSettings], Sent],
+  quick: Callable[[ClientSettings], Sent],
+  variables: Mapping,
+  model: Model,
+  settings: ClientSettings,
+  target: Tree,
+  samples: np.ndarray,
+  targets: Any,
+  counts: Sequence[int] = (),
+) -> _Sought:
+  """Returns what explains a target; with counts it is a list of updates, each of so many of the samples."""
+  exact, quickly, what = _of_each(counts, simulate)(settings), _of_each(counts, quick), (target, samples, targets)
+  if _apart(target, exact(variables)(samples, targets)) <= AGREES or _rounded(exact, variables, *what):
+    return _Sought(True, [], ROUNDINGS[0])
+  found, rounding = _explained(quickly, variables, settings, model, *what), ROUNDINGS[0]
+  for coarse in () if found else ROUNDINGS[1:]:
+    if _rounded(exact, variables, *what, coarse):
+      return _Sought(True, [], coarse)
+  for coarse in ROUNDINGS[1:]:
+    if not found:
+      found, rounding = _explained(quickly, variables, settings, model, *what, coarse), coarse
+  return _Sought(False, found, rounding)
+
+
+def _of_each(counts: Sequence[int], simulate: Callable[[ClientSettings], Sent]) -> Callable[[ClientSettings], Sent]:
+  return (lambda settings: lambda sent: _each(counts, simulate(settings)(sent))) if counts else simulate
+
+
+def _each(counts: Sequence[int], fit: Fit) -> Fit:
+  return lambda samples, targets: [fit(samples[:count], targets[:count]) for count in counts]
+
+
+def _shuffled(
+  search: Callable[..., _Sought],
+  fit: Fit,
+  settings: ClientSettings,
+  update: Tree,
+  samples: np.ndarray,
+  targets: np.ndarray,
+) -> _Sought:
+  """Returns what explains a client that takes its samples in a new order each time.
+
+  One sample has no order, nor have copies of it, whose number tells the steps. What explains one sample is judged on
+  copies, and what explains these is judged again, on those that tell its batch size.
+  """
+  changes, best = dict[str, Any](), Explanation('', 0.0, {})
+  single = bool(_norm(fit(samples[:1], targets[:1])))  # which may make no batch
+  for _ in range(_ROUNDS):
+    given = dataclasses.replace(settings, **changes)
+    counts = [1] if single else _telling(given, len(samples))
+    copies = [np.repeat(part[:1], counts[-1], axis=0) for part in (samples, targets)]
+    sought = search(given, _each(counts, fit)(*copies), *copies, counts)
+    clipped = _clipped(fit, sought.found, update, samples, targets) if single else []
+    if clipped or not (sought.agrees or sought.found):
+      return sought._replace(found=[*clipped, *sought.found])
+    best = sought.found[0] if sought.found else Explanation('', best.difference, {})
+    if not (single or best.changes):
+      words = filter(None, [best.words, *(f'{name}={value!r}' for name, value in changes.items())])
+      found = [Explanation(' and '.join(words), best.difference, changes)] if best.words or changes else []
+      return _Sought(not found, found, sought.rounding)
+    changes, single = {**changes, **best.changes}, False
+  return _Sought(False, [], ROUNDINGS[0])
+
+
+def _telling(settings: ClientSettings, count: int) -> list[int]:
+  """Returns how many copies of a sample tell a batch size from all others: as many as fill one, and one more."""
+  size = settings.local_batch_size or count
+  told = (size, 2 * size - 1) if settings.last_batch == 'dropped' else (1, size, size + 1)
+  return sorted({min(one, count) for one in (*told, count)})
+
+
+def _clipped(
+  fit: Fit, found: list[Explanation], update: Tree, samples: np.ndarray, targets: np.ndarray
+) -> list[Explanation]:
+  """Returns that updates are clipped where a rate explains one, and that of other samples has the same norm."""
+  if not found or len(samples) == 1 or set(found[0].changes) != {'learning_rate'}:
+    return []
+  norm = _norm(update)
+  if abs(_norm(fit(samples[-1:], targets[-1:])) - norm) >= AGREES * norm:
+    return []
+  return [Explanation(f'an update that is clipped to the norm {norm:.4g}', found[0].difference, {})]
 
 
 def _explained(
@@ -486,12 +575,15 @@ def _agreed(difference: float, why: str) -> str:
 def _told(difference: float, found: list[Explanation], rounding: Rounding) -> str:
   if found:
     several = ' or '.join(one.words for one in found)
-    rest = '' if rounding == ROUNDINGS[0] else f', but for {rounding.name}'
-    return f'The updates differ by {difference:.2g} of the norm. They agree with {several}{rest}.'
+    return f'The updates differ by {difference:.2g} of the norm. They agree with {several}{_but_for(rounding)}.'
   return (
     f'The simulated client is another: the updates differ by {difference:.2g} of the norm, and no setting that was '
     'tried explains it. Attacks that simulate this client compare with the wrong update.'
   )
+
+
+def _but_for(rounding: Rounding) -> str:
+  return '' if rounding == ROUNDINGS[0] else f', but for {rounding.name}'
 
 
 def _said(draws: str, noise: float, repeat: float) -> list[str]:

@@ -212,13 +212,19 @@ def test_a_client_that_does_not_train_is_refused(check):
     check(after=lambda update: jax.tree.map(np.zeros_like, update))
 
 
-def test_orders_augmentation_and_noise_are_told_apart(check):
-  draw = np.random.default_rng(0)
+def in_new_orders(draw):
+  """Returns (samples, targets) -> both in an order of its own each time."""
 
-  def shuffled(images, labels):
+  def transform(images, labels):
     order = draw.permutation(len(images))
     return images[order], labels[order]
 
+  return transform
+
+
+def test_orders_augmentation_and_noise_are_told_apart(check):
+  draw = np.random.default_rng(0)
+  shuffled = in_new_orders(draw)
   found = check(transform=shuffled)
   assert found.draws == 'order' and found.agrees and "sample_order='shuffled'" in found.words[-1]
   found = check({'learning_rate': 0.03}, transform=shuffled)
@@ -243,6 +249,26 @@ def test_orders_augmentation_and_noise_are_told_apart(check):
     {'learning_rate': 0.3}, after=lambda u: jax.tree.map(lambda x: x + draw.normal(0, 3e-3, x.shape).astype(x.dtype), u)
   )
   assert noisy.draws == 'noise' and not noisy.agrees
+
+
+@pytest.mark.parametrize(
+  ('wrong', 'named'),
+  [
+    ({'local_batch_size': None}, {'local_batch_size': 2}),
+    ({'local_batch_size': 3}, {'local_batch_size': 2}),  # as many steps on as many samples
+    ({'momentum': 0.0}, {'momentum': 0.5}),
+    ({'local_batch_size': None, 'learning_rate': 0.03}, {'local_batch_size': 2, 'learning_rate': 0.1}),
+  ],
+  ids=str,
+)
+def test_what_the_first_step_does_not_show_is_named_of_a_client_that_shuffles(check, wrong, named):
+  """On one sample, one step is all that any batch size and momentum make."""
+  client = {'local_epochs': 1}
+  believed = dataclasses.replace(BELIEVED, **client, **wrong)
+  found = check(client, transform=in_new_orders(np.random.default_rng(0)), believed=believed)
+  assert found.draws == 'order' and not found.agrees
+  assert found.explanations[0].changes == named and found.explanations[0].difference < 1e-4
+  assert all(f'{name}={value}' in found.words[0] for name, value in named.items())
 
 
 @pytest.mark.slow
