@@ -32,6 +32,8 @@ _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the setting
 _NOT_QUICK = ('frozen', 'private', 'augment', 'cohort', 'precision', 'order')  # what `_quick` leaves to the client
 _REFINED = 8  # rates that are tried for one change
 _ROUNDS = 4  # of explaining what another explanation leaves, of a client that shuffles
+_UNDRAWN = {'sample_order': 'fixed', 'augment': 'none'}
+_DRAWS = {'sample_order': 'order', 'augment': 'samples'}  # as `Comparison.draws` names it
 _NORMALISED = {
   '0.5 and 0.5': ((0.5,), (0.5,)),
   'of CIFAR-10': ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -143,6 +145,11 @@ def compare(
   if used is not None and used.stages:
     simulate = functools.partial(_simulated, model, variables, num_classes)
     return _defended(simulate, settings, used, pair, (samples, targets), repeat, noise)
+  undrawn = _undrawn(model, variables, num_classes, settings, samples, targets, draws)
+  if undrawn:
+    return _still(
+      compare(fit, model, variables, samples, targets, dataclasses.replace(settings, **undrawn), num_classes), undrawn
+    )
   difference = _apart(pair[0], sent(variables)(samples, targets))
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
@@ -254,6 +261,43 @@ def _drawn(
   if len(samples) > 1 and same(_two(fit, samples[:1], targets[:1]), samples[:1], targets[:1]):
     return 'order', 0.0
   return 'samples', 0.0
+
+
+def _undrawn(
+  model: Model,
+  variables: Mapping,
+  num_classes: int,
+  settings: ClientSettings,
+  samples: np.ndarray,
+  targets: np.ndarray,
+  draws: str,
+) -> dict[str, str]:
+  """Returns the changes of the settings that switch off what the simulated client draws, and the client does not."""
+  off = {name: value for name, value in _UNDRAWN.items() if draws not in ('samples', _DRAWS[name])}
+  found = {}
+  for name in [name for name, value in off.items() if getattr(settings, name) != value]:
+    others = {other: value for other, value in off.items() if other != name}
+    one, keys = dataclasses.replace(settings, **others), map(jax.random.key, itertools.count())
+    pair = _two(
+      lambda *what, one=one, keys=keys: _simulated(model, variables, num_classes, one, *what, key=next(keys)),
+      samples,
+      targets,
+    )
+    if not _same(_sent(_simulated, model, num_classes, one), variables, pair, samples, targets):
+      found[name] = off[name]
+  return found
+
+
+def _still(found: Comparison, undrawn: Mapping[str, str]) -> Comparison:
+  """Returns the comparison with a simulated client that draws, from that with one which does not."""
+  named = ' and '.join(f'{name}={value!r}' for name, value in undrawn.items())
+  explanations = [
+    Explanation(f'{named} and {one.words}', one.difference, {**undrawn, **one.changes}) for one in found.explanations
+  ]
+  if found.agrees:
+    explanations = [Explanation(named, found.difference, {**undrawn})]
+  words = f'The simulated client is another: it draws what the client does not. What follows is with {named}.'
+  return dataclasses.replace(found, agrees=False, explanations=tuple(explanations), words=(words, *found.words))
 
 
 def _white(first: Tree, second: Tree) -> float:

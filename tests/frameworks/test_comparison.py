@@ -271,6 +271,25 @@ def test_what_the_first_step_does_not_show_is_named_of_a_client_that_shuffles(ch
   assert all(f'{name}={value}' in found.words[0] for name, value in named.items())
 
 
+@pytest.mark.parametrize('shuffles', [False, True])
+@pytest.mark.parametrize('believed', [{'sample_order': 'shuffled'}, {'augment': 'flip'}], ids=str)
+def test_a_client_that_does_not_draw_what_the_simulated_one_does_is_another(check, shuffles, believed):
+  transform = in_new_orders(np.random.default_rng(0)) if shuffles else None
+  found = check(transform=transform, believed=dataclasses.replace(BELIEVED, **believed))
+  if shuffles and 'sample_order' in believed:
+    assert found.agrees and not found.explanations
+    return
+  (one,) = found.explanations
+  named = {name: {'sample_order': 'fixed', 'augment': 'none'}[name] for name in believed}
+  assert not found.agrees and one.changes == named and 'draws what the client does not' in found.words[0]
+
+
+def test_an_order_that_changes_nothing_is_not_drawn(check):
+  """All samples are in one batch."""
+  client = {'local_batch_size': None, 'sample_order': 'shuffled'}
+  assert check({'local_batch_size': None}, believed=dataclasses.replace(BELIEVED, **client)).agrees
+
+
 @pytest.mark.slow
 def test_a_named_defense_is_simulated_and_a_wrong_strength_is_found(check):
   draw = np.random.default_rng(1)
