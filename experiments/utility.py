@@ -73,13 +73,15 @@ class Protocol:
   weight_decay: float = 0.0
 
 
+HALF = 'classes(number=5)'  # of ten classes, see `protocol_on`
 # FFL: local epochs and learning rate are not stated.
-FFL = Protocol(100, 10, 'classes(number=5)', 2000, 1, 50, 0.1)
+FFL = Protocol(100, 10, HALF, 2000, 1, 50, 0.1)
 # GradDefense on MNIST and Fashion-MNIST takes a step for each sample (its “local batch size is 1~20”, see its choices).
 GRADDEFENSE = Protocol(100, 10, 'classes(number=2,low=1,high=10)', 200, 2, 1, 0.01, 'equal')
 GRADDEFENSE_CIFAR10 = Protocol(1000, 200, 'classes(number=2,low=1,high=20)', 2000, 2, 1, 0.01, 'equal')
 # OUTPOST on CIFAR-10; how its data are “non-i.i.d.” is not stated.
-OUTPOST = Protocol(100, 10, 'classes(number=5)', 150, 5, 32, 0.01)
+OUTPOST = Protocol(100, 10, HALF, 150, 5, 32, 0.01)
+OUTPOST_EMNIST = dataclasses.replace(OUTPOST, rounds=100)
 # DCS²: of its scripts, on MNIST; of a client's 200 samples three batches of 64 are used in an epoch, 31 of 2,000.
 DCS2 = Protocol(10, 10, 'iid(samples=192)', 200, 1, 64, 0.01, momentum=0.9)
 DCS2_CIFAR10 = dataclasses.replace(DCS2, partition='iid(samples=1984)', rounds=50, weight_decay=1e-3)
@@ -90,7 +92,15 @@ PROTOCOLS = {
   'graddefense': GRADDEFENSE,
   'graddefense_cifar10': GRADDEFENSE_CIFAR10,
   'outpost': OUTPOST,
+  'outpost_emnist': OUTPOST_EMNIST,
 }
+
+
+def protocol_on(name: str, classes: int) -> Protocol:
+  """Returns a protocol of `PROTOCOLS` on data of so many classes: clients of FFL and OUTPOST have half of them."""
+  found = PROTOCOLS[name]
+  number = -(-classes // 2)
+  return dataclasses.replace(found, partition=f'classes(number={number})') if found.partition == HALF else found
 
 
 class Method(NamedTuple):

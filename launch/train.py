@@ -17,6 +17,7 @@ import dataclasses
 import os
 
 import jax
+import numpy as np
 from absl import flags
 
 import gradleak as gl
@@ -39,7 +40,8 @@ with _program.group('what is trained'):
   _GIVEN.string(
     'protocol',
     None,
-    'ffl, graddefense, graddefense_cifar10, outpost: partition, clients and training as in that paper; flags prevail.',
+    'dcs2, ffl, graddefense, outpost, and for other data dcs2_cifar10, graddefense_cifar10, outpost_emnist: partition, '
+    'clients and training as in that paper; flags prevail.',
   )
 with _program.group('client'):
   _GIVEN.settings(gl.ClientSettings, share='delta', local_batch_size=10)
@@ -57,12 +59,13 @@ def main(_):
   most = max(len(registry.defenses(_GIVEN.defenses)), _GIVEN.trials if _GIVEN.attacks else 0)
   if _cluster.shared(_GIVEN, 'train', most, _GIVEN.workdir):
     return
-  _follow_protocol()
+  _check_protocol()
   defenses = registry.defenses(_GIVEN.defenses)
   attacks = registry.attacks(_GIVEN.attacks) if _GIVEN.attacks else []
   _program.say(f'reading {_GIVEN.dataset} …')
   dataset, test = map(_GIVEN.read, ('train', 'test'))
   _GIVEN.fit(dataset)
+  _follow_protocol(len(np.unique(dataset.targets)))
   errors.check_number('public', _GIVEN.public, low=0, high=len(dataset.samples) - 1, integer=True)
   kept = len(dataset.samples) - _GIVEN.public
   samples, targets = dataset.samples[:kept], dataset.targets[:kept]
@@ -108,8 +111,8 @@ def main(_):
   print(f'report: {os.path.join(_GIVEN.workdir, "training.html")}')
 
 
-def _follow_protocol():
-  """Sets the flags that were not given as a paper's protocol has them."""
+def _check_protocol():
+  """Raises `UsageError` for a protocol that is unknown, or of other clients."""
   if _GIVEN.protocol is None:
     return
   from experiments import utility
@@ -121,7 +124,15 @@ def _follow_protocol():
       f'the protocol {_GIVEN.protocol} is of local training, and a client that shares its gradient takes one step '
       'without it: leave out --protocol or --share=gradient'
     )
-  for name, value in dataclasses.asdict(utility.PROTOCOLS[_GIVEN.protocol]).items():
+
+
+def _follow_protocol(classes):
+  """Sets the flags that were not given as a paper's protocol has them on data of so many classes."""
+  if _GIVEN.protocol is None:
+    return
+  from experiments import utility
+
+  for name, value in dataclasses.asdict(utility.protocol_on(_GIVEN.protocol, classes)).items():
     if not flags.FLAGS[name].present:
       flags.FLAGS[name].value = value
 

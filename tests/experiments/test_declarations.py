@@ -184,3 +184,19 @@ def test_presets_have_the_programs_names():
   fields = {field.name for field in dataclasses.fields(utility.Protocol)}
   assert fields <= set(programs._load('train')[1])
   assert {'ffl', 'graddefense', 'outpost'} <= set(utility.PROTOCOLS)
+
+
+@pytest.mark.parametrize(
+  ('protocol', 'table', 'classes'),
+  [
+    ('ffl', 'ffl_4_cifar10_convnet', 10),
+    ('ffl', 'ffl_4_cifar100_resnet', 100),
+    ('ffl', 'ffl_4_emnist_convnet', 26),
+    ('outpost', 'outpost_figure_3_cifar10', 10),
+    ('outpost_emnist', 'outpost_figure_3_emnist', 47),
+  ],
+)
+def test_a_preset_is_the_protocol_of_the_table_on_its_data(protocol, table, classes):
+  run = experiments.get(table).runs['training']
+  assert utility.CLASSES.get(run.dataset, 10) == classes
+  assert utility.protocol_on(protocol, classes) == run.protocol

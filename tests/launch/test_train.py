@@ -2,10 +2,12 @@
 
 import csv
 import json
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
+from absl import flags as absl_flags
 
 import gradleak as gl
 from gradleak.core import trees
@@ -66,6 +68,15 @@ def test_a_protocol_sets_what_flags_do_not(tmp_path):
   config = json.loads((tmp_path / 'new' / '00-none' / 'config.json').read_text())
   assert config['partition'] == 'classes(number=2,low=1,high=10)' and config['weighting'] == 'equal'
   assert (config['rounds'], config['clients'], config['local_epochs'], config['learning_rate']) == (1, 40, 2, 0.01)
+
+
+def test_clients_of_a_protocol_have_half_of_the_classes_of_the_data():
+  module, own = programs._load('train')
+  with mock.patch.object(absl_flags, 'FLAGS', own):
+    own(['train', '--protocol=ffl', '--clients=40'])
+    module._follow_protocol(100)
+    assert (own.partition, own.rounds, own.clients) == ('classes(number=50)', 2000, 40)
+    own.unparse_flags()
 
 
 @pytest.mark.slow
