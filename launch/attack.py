@@ -187,6 +187,8 @@ def _labels(text):
 def _model(weights, shape, outputs):
   """Returns (model, variables) of a file; the number of classes is the only one that fits, unless it is known."""
   names = _names(_GIVEN.names)
+  if _GIVEN.torch_model:  # its weights have their layout, and one number of classes
+    _GIVEN.refuse_beside('the networks of --model, and not for --torch_model', 'num_classes', 'flattened')
 
   def made(number):
     model = _GIVEN.network(number, shape)

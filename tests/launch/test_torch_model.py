@@ -66,6 +66,13 @@ def test_flags_of_other_networks_are_refused(program, flags, part, tmp_path):
   assert (done.status, done.out) == (2, '') and part in done.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize('flag', ['num_classes=99', 'flattened=channels_last'])
+def test_what_the_weights_of_a_network_of_pytorch_tell_is_refused(flag, tmp_path):
+  flags = '--torch_model=mine:Net', '--weights=w.pt', '--update=u.npz', '--sample_shape=8,8,1', '--progress=none'
+  done = programs.start('attack', *flags, f'--{flag}', f'--workdir={tmp_path}/new')
+  assert done.status == 2 and f'--{flag.partition("=")[0]} is for the networks of --model' in done.err
+
+
 def test_the_help_says_that_it_runs_code():
   done = programs.start('audit', '--help')
   assert "and so runs the user's code, as no file's does" in ' '.join(done.out.split())
