@@ -151,7 +151,7 @@ class Clock:
 
   def __init__(self, workdir: str):
     self._path = os.path.join(workdir, 'seconds.json')
-    os.makedirs(workdir, exist_ok=True)
+    made_folder(workdir)
     self._spent = self._read()
 
   def _read(self) -> dict[str, tuple[float, str | None]]:

@@ -158,6 +158,12 @@ def test_a_clock_counts_what_was_interrupted_and_nothing_twice(tmp_path):
   assert again.seconds > whole and again.complete('run', grown)
 
 
+def test_a_clock_in_a_file_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(errors.UsageError, match='which is a file'):
+    results.Clock(str(tmp_path / 'file'))
+
+
 @pytest.mark.parametrize('content', ['[]', '{"run": 3}', '{"run": ["long", true]}', '{"run": null}', '[' * 10**5])
 def test_a_clock_that_is_damaged_starts_anew(tmp_path, content):
   (tmp_path / 'seconds.json').write_text(content)
