@@ -90,15 +90,15 @@ def _check_flags():
   of = [name for name in ('experiment', 'list', 'all', 'pages') if getattr(_GIVEN, name)]
   if len(of) > 1:
     raise errors.UsageError(f'give one of {" and ".join(f"--{name}" for name in of)}: each does something else')
-  shares = 'cluster', 'process', 'processes'
+  shares, shown = ('cluster', 'process', 'processes'), of in (['list'], ['pages'])
   wanted = {
     '--all': ('budget',) if of != ['all'] else (),
-    '--all or --experiment': ('dry_run',) if of in (['list'], ['pages']) else (),
     '--dry_run': ('rate',) if not _GIVEN.dry_run else (),
-    '--all or --experiment, without --dry_run': shares if _GIVEN.dry_run or of in (['list'], ['pages']) else (),
+    '--all or --experiment, without --dry_run': (*shares, 'seed') if _GIVEN.dry_run or shown else (),
     '--experiment, whose runs they share, or to --cluster': shares[1:] if of == ['all'] and not _GIVEN.cluster else (),
     '--experiment, whose run is then not stored': _WEIGHTS if of != ['experiment'] or _GIVEN.dry_run else (),
     '--lpips_weights': ('lpips_backbone',) if _GIVEN.lpips_weights is None else (),
+    '--all or --experiment': ('dry_run', 'data_dir', 'workdir') if shown else (),
   }
   for what, names in wanted.items():
     for name in filter(_GIVEN.present, names):

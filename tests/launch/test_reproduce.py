@@ -226,6 +226,10 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
     (('--experiment=dcs2_1', '--dry_run', '--weights=mine.npz'), ('--weights has no effect here',)),
     (('--all', '--process=0', '--processes=2'), ('--process has no effect here: it belongs to --experiment',)),
     (('--list', '--cluster=local'), ('--cluster has no effect here',)),
+    (('--pages={new}', '--seed=7'), ('--seed has no effect here: it belongs to --all or --experiment',)),
+    (('--experiment=dcs2_1', '--dry_run', '--seed=7'), ('--seed has no effect here',)),
+    (('--list', '--data_dir={new}'), ('--data_dir has no effect here: it belongs to --all or --experiment',)),
+    (('--pages={new}',), ('--workdir has no effect here',)),
     (
       ('--experiment=dcs2_1', '--data_dir={new}'),
       ('mnist is not prepared in {new}', 'launch/prepare_data.py --dataset=mnist'),
