@@ -265,7 +265,8 @@ def _child(name, seconds):
   """Runs a table in a process of its own; returns its status, or None where the time was over."""
   import subprocess
 
-  child = subprocess.Popen([*_program.command('reproduce'), *_flags_of(name)])
+  cores = [] if _GIVEN.cores is None else [f'--cores={_GIVEN.cores}']
+  child = subprocess.Popen([*_program.command('reproduce'), *_flags_of(name), *cores])
   try:
     return child.wait(seconds)
   except subprocess.TimeoutExpired:

@@ -4,9 +4,11 @@ import csv
 import dataclasses
 import json
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
+from absl import flags as absl_flags
 
 import experiments
 from experiments import forecast, results
@@ -203,6 +205,17 @@ def test_all_runs_what_is_not_stored_within_a_budget(tmp_path):
   assert again.status == 0 and f'{len(stored)} of {len(experiments.REGISTRY)} tables are stored' in again.out
   pages = programs.start('reproduce', f'--pages={tmp_path}/pages', f'--results={tmp_path}/stored', '--scale=smoke')
   assert pages.status == 0 and f'{len(stored)} of ' in (tmp_path / 'pages' / 'index.md').read_text('utf-8')
+
+
+def test_tables_in_turn_have_the_cores_that_are_given():
+  module, own = programs._load('reproduce')
+  child = mock.Mock(**{'return_value.wait.return_value': 0})
+  with mock.patch.object(absl_flags, 'FLAGS', own), mock.patch('subprocess.Popen', child):
+    own(['reproduce', '--all', '--cores=3'])
+    assert module._child('dcs2_1', 60) == 0
+    own.unparse_flags()
+  ((command,), _) = child.call_args
+  assert '--cores=3' in command and '--experiment=dcs2_1' in command
 
 
 @pytest.mark.parametrize(
