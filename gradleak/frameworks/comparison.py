@@ -163,11 +163,10 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  search = functools.partial(
-    _sought, *(functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick)), variables, model
-  )
+  simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick))
+  search = functools.partial(_sought, simulated, quick, variables, model)
   if draws == 'order':
-    sought = _shuffled(search, fit, settings, pair[0], samples, targets)
+    sought = _shuffled(search, fit, model, settings, pair[0], samples, targets)
     agreed = (
       f'On one sample the simulated client agrees{_but_for(sought.rounding)}, and on copies of it, whose order changes '
       f'nothing; on all, they differ by {difference:.1e} of the norm.'
@@ -200,6 +199,8 @@ def _simulated(
   key: Any = None,
 ) -> Tree:
   client = settings.client(model, num_classes)
+  if client.drop_last and len(samples) < (client.batch_size or 1):
+    return jax.tree.map(np.zeros_like, jax.device_get(variables['params']))  # of no batch
   if defense is not None:
     client = bind(defense, Context(client, dict(variables), samples.shape[1:])).client(client)
   return jax.device_get(_compiled(client)(key, variables, samples, targets).update)
@@ -271,24 +272,24 @@ def _undrawn(
   samples: np.ndarray,
   targets: np.ndarray,
   draws: str,
-) -> dict[str, str]:
+) -> dict[str, Any]:
   """Returns the changes of the settings that switch off what the simulated client draws, and the client does not."""
   off = {name: value for name, value in _UNDRAWN.items() if draws not in ('samples', _DRAWS[name])}
-  found = {}
+  found, keys = {}, map(jax.random.key, itertools.count())
+
+  def drawing(given: ClientSettings) -> Fit:
+    return lambda *what: _simulated(model, variables, num_classes, given, what[0], what[1], key=next(keys))
+
   for name in [name for name, value in off.items() if getattr(settings, name) != value]:
-    others = {other: value for other, value in off.items() if other != name}
-    one, keys = dataclasses.replace(settings, **others), map(jax.random.key, itertools.count())
-    pair = _two(
-      lambda *what, one=one, keys=keys: _simulated(model, variables, num_classes, one, *what, key=next(keys)),
-      samples,
-      targets,
-    )
+    others: dict[str, Any] = {other: value for other, value in off.items() if other != name}
+    one = dataclasses.replace(settings, **others)
+    pair = _two(drawing(one), samples, targets)
     if not _same(_sent(_simulated, model, num_classes, one), variables, pair, samples, targets):
       found[name] = off[name]
   return found
 
 
-def _still(found: Comparison, undrawn: Mapping[str, str]) -> Comparison:
+def _still(found: Comparison, undrawn: Mapping[str, Any]) -> Comparison:
   """Returns the comparison with a simulated client that draws, from that with one which does not."""
   named = ' and '.join(f'{name}={value!r}' for name, value in undrawn.items())
   explanations = [
@@ -354,6 +355,7 @@ def _each(counts: Sequence[int], fit: Fit) -> Fit:
 def _shuffled(
   search: Callable[..., _Sought],
   fit: Fit,
+  model: Model,
   settings: ClientSettings,
   update: Tree,
   samples: np.ndarray,
@@ -364,21 +366,24 @@ def _shuffled(
   One sample has no order, nor have copies of it, whose number tells the steps. What explains one sample is judged on
   copies, and what explains these is judged again, on those that tell its batch size.
   """
-  changes, best = dict[str, Any](), Explanation('', 0.0, {})
+  changes, best, normalised, seen = dict[str, Any](), Explanation('', 0.0, {}), '', lambda one: one
   single = bool(_norm(fit(samples[:1], targets[:1])))  # which may make no batch
   for _ in range(_ROUNDS):
     given = dataclasses.replace(settings, **changes)
     counts = [1] if single else _telling(given, len(samples))
     copies = [np.repeat(part[:1], counts[-1], axis=0) for part in (samples, targets)]
-    sought = search(given, _each(counts, fit)(*copies), *copies, counts)
+    sought = search(given, _each(counts, fit)(*copies), seen(copies[0]), copies[1], counts)
     clipped = _clipped(fit, sought.found, update, samples, targets) if single else []
     if clipped or not (sought.agrees or sought.found):
       return sought._replace(found=[*clipped, *sought.found])
     best = sought.found[0] if sought.found else Explanation('', best.difference, {})
     if not (single or best.changes):
-      words = filter(None, [best.words, *(f'{name}={value!r}' for name, value in changes.items())])
-      found = [Explanation(' and '.join(words), best.difference, changes)] if best.words or changes else []
+      words = [*filter(None, [normalised, best.words]), *(f'{name}={value!r}' for name, value in changes.items())]
+      found = [Explanation(' and '.join(words), best.difference, changes)] if words else []
       return _Sought(not found, found, sought.rounding)
+    if single:
+      named = ((words, change) for words, _, change in _normalisations(model) if best.words.startswith(words))
+      normalised, seen = next(named, (normalised, seen))
     changes, single = {**changes, **best.changes}, False
   return _Sought(False, [], ROUNDINGS[0])
 

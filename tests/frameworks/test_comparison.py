@@ -271,6 +271,22 @@ def test_what_the_first_step_does_not_show_is_named_of_a_client_that_shuffles(ch
   assert all(f'{name}={value}' in found.words[0] for name, value in named.items())
 
 
+@pytest.mark.slow
+def test_a_normalisation_and_a_dropped_batch_are_named_of_a_client_that_shuffles(check):
+  believed = dataclasses.replace(BELIEVED, local_epochs=1, local_batch_size=None)
+  mixed = in_new_orders(np.random.default_rng(0))
+
+  def normalised(images, labels):
+    return mixed((images - np.float32(0.5)) / np.float32(0.5), labels)
+
+  (one,) = check({'local_epochs': 1}, transform=normalised, believed=believed).explanations
+  assert one.words == 'a normalisation 0.5 and 0.5 and local_batch_size=2'
+  change = {'local_epochs': 1, 'local_batch_size': 3}  # one sample fills no batch
+  believed = dataclasses.replace(BELIEVED, **change)
+  (one,) = check({**change, 'last_batch': 'dropped'}, transform=mixed, believed=believed).explanations
+  assert one.changes == {'last_batch': 'dropped'}
+
+
 @pytest.mark.parametrize('shuffles', [False, True])
 @pytest.mark.parametrize('believed', [{'sample_order': 'shuffled'}, {'augment': 'flip'}], ids=str)
 def test_a_client_that_does_not_draw_what_the_simulated_one_does_is_another(check, shuffles, believed):
