@@ -180,6 +180,21 @@ def test_starts(client, observe, small_images):
     start('unifrm')
 
 
+@pytest.mark.parametrize('given', ['constant', 'class_average', 'array'])
+def test_samples_and_seeds_that_would_start_alike_are_set_apart(given):
+  """Of three samples, two of one class; equal ones with one label would return one image twice."""
+  targets, means = jax.nn.one_hot(jnp.asarray([1, 1, 0]), 2), jnp.arange(2.0).reshape(2, 1) * jnp.ones((2, 9))
+  start = jnp.ones(9) if given == 'array' else given
+  made = matching.start_images(start, jax.random.key(0), (3, 9), targets, means)
+  assert 0.001 < float(jnp.std(made[0] - made[1])) < 0.1
+  if given == 'class_average':
+    np.testing.assert_array_equal(made[2], means[0])
+  one, other = (
+    matching.start_images(start, key, (1, 9), targets[:1], means, True) for key in jax.random.split(jax.random.key(0))
+  )
+  assert 0.001 < float(jnp.std(one - other)) < 0.1
+
+
 def test_labels_that_are_not_granted_are_not_used(client, observe, small_images):
   images, labels = small_images
   observation = observe(images[:1], labels[:1], 'optimised')

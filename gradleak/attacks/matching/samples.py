@@ -22,7 +22,7 @@ from gradleak.threat import Observation
 # Beside a generator's weights, at CI-Net's rate of 1e-3, labels and decoys move as beside pixels, at csdlg's of 0.1.
 _PACE = 100.0
 
-# Noise on a constant start of several samples: equal ones with one label would stay equal in every step.
+# Noise on equal starts of several samples: those with one label would stay equal in every step.
 _APART = 1e-2
 
 
@@ -51,23 +51,26 @@ def start_images(
   """Returns the first dummy samples.
 
   'normal' is `N(0, 1)`, 'uniform' is `U(0, 1)`, 'constant' is 0.5, and 'class_average' is the mean sample of each
-  sample's class. For several samples, or for copies of one that are to be `apart`, 'constant' adds `N(0, 0.01²)`. A
-  given array is taken as it is.
+  sample's class. Starts that equal another one, and copies of one that are to be `apart`, have `N(0, 0.01²)` added.
   """
-  deviation = jnp.float32(_APART if apart or shape[0] > 1 else 0.0)
-  starts = {
-    'normal': lambda: jax.random.normal(key, shape),
-    'uniform': lambda: jax.random.uniform(key, shape),
-    'constant': lambda: 0.5 + deviation * jax.random.normal(key, shape),
+  drawn = {'normal': jax.random.normal, 'uniform': jax.random.uniform}
+  made = {
+    'constant': lambda: jnp.full(shape, 0.5),
     'class_average': lambda: class_average(targets, class_means),
   }
   if isinstance(start, str):
-    errors.check_choice('start', start, starts)
-    return starts[start]()
+    errors.check_choice('start', start, [*drawn, *made])
+    if start in drawn:
+      return drawn[start](key, shape)
+    start = made[start]()
   start = jnp.asarray(start, jnp.float32)
   if start.shape not in (shape, shape[1:]):
     raise errors.UsageError(f'the start has shape {start.shape}, expected {shape} or {shape[1:]}')
-  return jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
+  start = jnp.broadcast_to(start.reshape((-1, *shape[1:])), shape)
+  rows = start.reshape(len(start), -1)
+  equal = jax.lax.map(lambda row: jnp.sum(jnp.all(rows == row[None], axis=1)) > 1, rows) | apart
+  noise = jnp.float32(_APART) * jax.random.normal(key, shape)
+  return jnp.where(equal.reshape(-1, *[1] * (len(shape) - 1)), start + noise, start)
 
 
 def starting_labels(client: Client, observation: Observation) -> jax.Array:
