@@ -127,11 +127,12 @@ def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Arra
     moved = jnp.abs(seen_by(one, jnp.where(chosen, 0.75, sample)) - low)
     if not jnp.any(moved):
       return Entry(True, declared)
-    in_order = bool(jnp.all((moved > 0.01 * jnp.max(moved)) == chosen.reshape(-1)))
+    reach = jnp.abs(high - low)  # of each value by itself: their scales may differ by far
+    in_order = bool(jnp.all((reach > 0) & jnp.where(chosen.reshape(-1), moved > 0.5 * reach, moved < 0.01 * reach)))
     slope, values = np.asarray(2 * (high - low)), np.asarray(probe).reshape(-1)
     offset, seen = np.asarray(low) - slope / 4, [np.asarray(seen_by(variables, probe)) for variables in (one, other)]
   mean, std = (np.zeros_like(values), np.ones_like(values)) if declared is None else declared
-  near = functools.partial(np.allclose, rtol=_NEAR, atol=_NEAR * np.abs(slope).max())
+  near = functools.partial(np.allclose, rtol=_NEAR, atol=_NEAR * np.abs(slope))
   if not in_order or near((values - mean) / std, seen[0]) or not all(near(slope * values + offset, x) for x in seen):
     return Entry(in_order, declared)
   return Entry(True, (-offset / slope, 1 / slope))

@@ -160,10 +160,11 @@ class Net(nn.Module):
   """A dense network on images."""
 
   before: Callable = lambda net, x: x
+  activation: Callable = nn.sigmoid
 
   @nn.compact
   def __call__(self, x):
-    return nn.Dense(4)(nn.sigmoid(nn.Dense(6)(self.before(self, x).reshape(len(x), -1))))
+    return nn.Dense(4)(self.activation(nn.Dense(6)(self.before(self, x).reshape(len(x), -1))))
 
 
 def inside(net, x):
@@ -213,6 +214,18 @@ def test_what_is_no_normalisation_is_taken_for_none(before):
   model = models.from_flax(Net(before))
   paths = first_dense_layer(model.layers((4, 4, 3)), model.init(jax.random.key(0), (4, 4, 3))['params'])
   assert entry(model, (4, 4, 3), *paths).normalised is None
+
+
+@pytest.mark.parametrize('declared', [True, False])
+def test_each_value_is_compared_with_its_own_scale(declared):
+  """A rare level of a table is divided by a hundredth of what others are."""
+  std = np.float32([0.3, 0.3, 0.001])
+  within = Net(activation=nn.relu) if declared else Net(lambda net, x: x / std.reshape(1, 1, 1, 3), nn.relu)
+  model = models.from_flax(within, **({'mean': [0.0] * 3, 'std': std} if declared else {}))
+  paths = first_dense_layer(model.layers((4, 4, 3)), model.init(jax.random.key(0), (4, 4, 3))['params'])
+  found = entry(model, (4, 4, 3), *paths)
+  assert found.in_order
+  np.testing.assert_allclose(found.normalised[1], np.tile(std, 16), rtol=1e-4)
 
 
 @pytest.mark.parametrize('before', [inside, lambda net, x: 2 * x - 1])
