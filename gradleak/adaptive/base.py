@@ -91,7 +91,9 @@ class AdaptiveAttack(NamedTuple):
       changes = dict(self.settings)
       made = attack.settings.get('generator') is not None  # whose images start where its weights do
       scaled = attack.settings.get('bias') is False  # neurons are combined by the bias gradient
-      return attack.takes(changes) and not (made and 'start' in changes) and not (scaled and 'combine' in changes)
+      alone = attack.settings.get('seeds', 1) == 1 and attack.reads  # decoys are of one start, beside what is compared
+      left_out = {'start': made, 'combine': scaled, 'decoys': not alone}
+      return attack.takes(changes) and not any(left_out.get(name) for name in changes)
     return self.simulates is not None or 'update' in self.offers or bool(self.offers & attack.reads)
 
 

@@ -226,6 +226,9 @@ def test_without_auxiliary_data_nobody_starts_from_it(context):
     (attacks.csdlg(distance='prefix'), 'outpost', ['prior']),
     (attacks.csdlg().changed(distance='prefix'), 'clip(norm=1)', []),
     (attacks.csdlg(distance='prefix').changed(distance='cosine'), 'clip(norm=1)', ['clipped']),
+    (attacks.prefix(), 'concealment(steps=2)', ['smooth', 'class_average']),
+    (attacks.csdlg(distance='prefix'), 'concealment(steps=2)', ['smooth', 'class_average']),
+    (attacks.csdlg(seeds=2), 'concealment(steps=2)', ['smooth', 'class_average']),  # decoys are of one start
   ],
 )
 def test_a_adaptive_attack_that_an_attack_cannot_use_is_not_offered_to_it(attack, text, names, context):
