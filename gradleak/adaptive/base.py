@@ -166,13 +166,13 @@ class Known:
 
   @property
   def variance(self) -> float | Tree:
-    """The variance of the noise in each entry, where every entry bears some and no clip follows it; else 0.0."""
+    """The variance of the noise in each entry, where every entry bears some and nothing behind changes it; else 0.0."""
     return self.variance_in(None)
 
   def variance_in(self, masks: Tree | None) -> float | Tree:
     """Returns the `variance` in rounds that sent so much; `masks` as `noise_of` takes them."""
     stages = self.stages
-    last = max((i for i, stage in enumerate(stages) if stage.traits.clips), default=0)
+    last = max((i for i, stage in enumerate(stages) if _alters(stage)), default=0)
     found = [self.noise_of(stage, masks, i) for i, stage in enumerate(stages) if i >= last and _everywhere(stage)]
     return functools.reduce(_add, found, 0.0)
 
@@ -266,15 +266,34 @@ class Known:
     return jax.tree.map(lambda *variances: sum(variances), *found)
 
   @property
-  def energy(self) -> float:
-    """The expected squared norm of all noise in what is compared."""
-    params = self.context.variables['params']
-    total = 0.0
+  def energies(self) -> list[float]:
+    """The expected squared norm of the noise of each of `stages` in what is compared, before any clip behind it."""
+    every, found = ones(self.context.variables['params']), []
     for i, stage in enumerate(self.stages):
-      if stage.traits.noise is not None:
-        share = min(1.0, stage.traits.noise.fraction(stage.settings))
-        total += share * _expected(self.noise_of(stage, None, i), ones(params))
-    return total
+      share = 0.0 if stage.traits.noise is None else min(1.0, stage.traits.noise.fraction(stage.settings))
+      found.append(share * _expected(self.noise_of(stage, None, i), every) if share else 0.0)
+    return found
+
+  @property
+  def energy(self) -> float:
+    """Their sum."""
+    return sum(self.energies)
+
+  def left_by_clips(self, signal: float) -> tuple[float, list[float]]:
+    """Returns which fraction clips leave of the energy of an update, and of the noise of each of `stages`.
+
+    Args:
+      signal: the squared norm of the update before all of them.
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
+    own = [self.context.client.cohort * energy for energy in self._one.energies]  # of one client
+    kept, left = 1.0, [1.0] * len(own)
+    for i, stage in enumerate(self.stages):
+      bound = math.inf if self.trains(stage) else norm_bound(stage, size)
+      total = kept * signal + sum(part * energy for part, energy in zip(left[:i], own, strict=False))
+      factor = min(1.0, bound**2 / max(total, 1e-30))
+      kept, left = kept * factor, [part * factor for part in left[:i]] + left[i:]
+    return kept, left
 
   @property
   def adds_noise(self) -> bool:
@@ -416,6 +435,13 @@ def by_delay(masks: Any, factors: np.ndarray) -> np.ndarray:
 def _as_tree(value: float | Tree, params: Tree) -> Tree:
   """Returns a tree shaped like the parameters; a number stands for each tensor."""
   return jax.tree.map(lambda p: value, params) if isinstance(value, float | int) else value
+
+
+def _alters(stage: Stage) -> bool:
+  """Returns whether a stage changes what it lets pass, before noise of its own: not one that only adds or drops."""
+  traits = stage.traits
+  adds = traits.noise is not None or traits.sparsifies
+  return not is_idle(stage) and bool(traits.clips or traits.bounds or traits.limits or traits.bits or not adds)
 
 
 def _everywhere(stage: Stage) -> bool:
@@ -622,12 +648,13 @@ def _typical_energies(known: Known) -> tuple[float, float]:
   """Returns the expected squared norms, in what is compared, of the noise and of a typical update."""
   context = known.context
   given = context.client, context.sample_shape, known.num_samples, context.variables
-  if known.rounds == 1 or not known.sums:
-    return known.energy, max(min(float(typical_squared_norm(*given)), known.norm_bound**2), 1e-30)
-  update = typical_update(*given)  # both grow with the rounds, the noise by less
-  clipped = min(1.0, known.norm_bound**2 / max(float(trees.squared_norm(update)), 1e-30))
-  summed = jax.tree.map(lambda u: np.sum(u, axis=0), known.several(update))
-  return known.energy, max(clipped * float(trees.squared_norm(summed)), 1e-30)
+  before = signal = float(typical_squared_norm(*given))
+  if known.rounds > 1 and known.sums:  # both grow with the rounds, the noise by less
+    summed = jax.tree.map(lambda u: np.sum(u, axis=0), known.several(typical_update(*given)))
+    signal = float(trees.squared_norm(summed))
+  kept, left = known.left_by_clips(before)
+  noise = sum(part * energy for part, energy in zip(left, known.energies, strict=True))
+  return noise, max(kept * signal, 1e-30)
 
 
 # Entries seem dropped where this share more of them are zero than in an undefended update of random samples.

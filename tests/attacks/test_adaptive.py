@@ -372,6 +372,30 @@ def test_the_prior_grows_with_the_noise(noise, prior, context):
   assert dict(found['prior'].settings) == {'prior': prior}
 
 
+@pytest.mark.parametrize(
+  'behind', ['clip(norm=1)', 'clamp(limit=0.001)', 'quantize', 'wrapped', 'prune(rate=0)', 'topk(ratio=0.5)']
+)
+def test_no_level_is_stated_of_noise_that_a_later_stage_changes(behind, context):
+  own = gl.defenses.wrap(optax.scale(0.01), place='upload', label='wrapped')
+  chain = gl.defenses.chain(gl.defenses.gaussian(stddev=0.1), own if behind == 'wrapped' else gl.parse(behind))
+  found = attacks_on(defenses.bind(chain, context), context, 1, attacks.csdlg())
+  assert any('floor' in one.name for one in found) == (behind in ('prune(rate=0)', 'topk(ratio=0.5)'))
+
+
+def test_a_clip_shortens_the_noise_before_it_as_the_update(context):
+  """The prior follows the quotient of both, which a clip behind leaves as it is."""
+
+  def energies(text, rounds=1):
+    return _typical_energies(Known(bound(text, context), context, 1, rounds, frozenset()))
+
+  noise, signal = energies('gaussian(stddev=0.01)')
+  for text, rounds in (('gaussian(stddev=0.01)+clip(norm=0.01)', 1), ('gaussian(stddev=0.01)+clip(norm=0.01)', 3)):
+    clipped = energies(text, rounds)
+    assert clipped[0] * rounds / clipped[1] == pytest.approx(noise / signal)
+    assert clipped[0] * rounds + clipped[1] == pytest.approx(1e-4)
+  assert energies('clip(norm=0.01)+gaussian(stddev=0.01)') == pytest.approx((noise, 1e-4))
+
+
 # ---- in gradient matching
 
 
