@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradleak.attacks import base
 from gradleak.attacks import decoder as decoders
@@ -14,7 +15,7 @@ from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Range
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
-from gradleak.models import Model
+from gradleak.models import Model, flattening
 from gradleak.models.model import ImageShape, require
 from gradleak.threat import Observation
 
@@ -42,15 +43,35 @@ def _channels(model: Model, sample_shape: ImageShape, params: Tree) -> int:
   return sizes[0] if sizes else before[-1].shape[-1]
 
 
+def _maps(model: Model, variables: Tree, sample_shape: ImageShape, inputs: jax.Array) -> jax.Array:
+  """Returns inputs of the first dense layer, [M, in], as the maps [M, side, side, channels] that were flattened.
+
+  Raises:
+    UsageError: if they are no square maps, or the order in which the network flattens them is not known.
+  """
+  channels = _channels(model, sample_shape, variables['params'])
+  maps = decoders.feature_maps(inputs, channels)
+  kernel, _ = first_dense_layer(require(model, 'layers')(sample_shape), variables['params'])
+  unknown = flattening.Order(0, None, 'its product with a value of the network is not found')
+  order = flattening.orders(model, variables, sample_shape).get(kernel, unknown)
+  if order.problem:
+    raise errors.UsageError(
+      f'the decoder takes maps, and how the first dense layer of {model.name!r} meets them is not known: {order.problem}'
+    )
+  if order.places is not None:
+    inputs = inputs[:, np.argsort(order.places)]  # channels first, as a network has them that flattens so
+  return inputs.reshape(len(inputs), channels, *maps.shape[1:3]).transpose(0, 2, 3, 1)
+
+
 def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Tree:
   """Returns the weights of the decoder, trained on the features of the public images."""
   del batch_size
   model, variables = scenario.client.model, scenario.variables
   images = jnp.asarray(scenario.public[0])
   shape = images.shape[1:]
-  channels = _channels(model, shape, variables['params'])
+  _channels(model, shape, variables['params'])  # raises before anything is computed
   inputs = jax.jit(lambda images: decoders.dense_inputs(model, variables, images))(images)
-  return _made(settings, shape).fit(key, decoders.feature_maps(inputs, channels), images)
+  return _made(settings, shape).fit(key, _maps(model, variables, shape, inputs), images)
 
 
 @base.attack(citation=CITATION, prepare=_learned)
@@ -71,8 +92,8 @@ def fidel_decoder(
     steps: of the decoder's training; 0 for its own number.
 
   Raises:
-    UsageError: when run, for a model without convolutions before its first
-      dense layer, features that the decoder cannot take, or a scenario without public images.
+    UsageError: when run, for a model without convolutions before its first dense layer, features that the decoder
+      cannot take or whose order is not known, or a scenario without public images.
   """
   settings = {'decoder': decoder, 'steps': steps}
 
@@ -85,7 +106,7 @@ def fidel_decoder(
     kernel, shares = (trees.get(observation.update, path) for path in found)
     inputs, alive = partial_reconstructions(kernel, shares)
     order = jnp.lexsort((-jnp.abs(shares), ~alive))
-    features = decoders.feature_maps(inputs[order], check(observation))
+    features = _maps(client.model, observation.variables, shape, inputs[order])
     return _made(settings, shape).decode(observation.prepared, features), None
 
   return base.closed_form(read, check=check, auxiliary_data=True)

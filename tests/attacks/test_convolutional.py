@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import gradleak as gl
 from gradleak import Knowledge, Observation, UsageError
@@ -69,6 +70,33 @@ def test_what_cannot_be_attacked_is_refused_before_anything_runs(digits, attack,
   public = (images[8:16], labels[8:16]) if model == 'mlp' else None
   with pytest.raises(UsageError, match=message):
     gl.audit(jax.random.key(0), made(model, images[:2], labels[:2], public=public), [None], [attack], 1)
+
+
+class Turned(nn.Module):
+  """A convolution, and its maps in some order before they are flattened."""
+
+  axes: tuple
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.relu(nn.Conv(4, (3, 3), strides=2)(x)).transpose(0, *self.axes)
+    return nn.Dense(10)(nn.relu(nn.Dense(32)(x.reshape(len(x), -1))))
+
+
+def test_the_decoder_is_given_maps_whatever_their_order(digits, monkeypatch):
+  """The same weights in three orders: rows, columns and channels, channels first, and columns first."""
+  made, shapes = gl.attacks.decoder.REGISTRY['windows']((8, 8, 1), steps=1), []
+  spy = made._replace(fit=lambda key, features, images: shapes.append(np.asarray(features)) or jnp.zeros(()))
+  monkeypatch.setitem(gl.attacks.decoder.REGISTRY, 'windows', lambda shape, **settings: spy)
+  for axes in ((1, 2, 3), (3, 1, 2), (2, 1, 3)):
+    images, labels = (each[:4] for each in digits)
+    model = gl.models.from_flax(Turned(axes))
+    scenario = gl.scenario(model, images, labels, key=jax.random.key(0), public=(digits[0][8:12], digits[1][8:12]))
+    attack = gl.attacks.fidel_decoder(steps=1)
+    attack.prepare(jax.random.key(3), scenario, attack.settings, 1)
+  assert shapes[0].shape == (4, 4, 4, 4)
+  for other in shapes[1:]:
+    np.testing.assert_allclose(other, shapes[0], atol=1e-5)
 
 
 def test_settings_have_a_range():
