@@ -28,6 +28,7 @@ from gradleak.models.model import Model, require
 from gradleak.threat import Observation
 
 _POSITION = 'pos_embed'  # timm's name
+_DETERMINED = 1e-4  # least singular value of Δ over the largest, from which rounding leaves the values of patches
 CITATION = (
   "Lu, Zhang, Zhao, He, Cheng: APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers. CVPR 2022."
 )
@@ -95,17 +96,22 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
       larger under noise.
 
   Raises:
-    UsageError: when run, for a network without position embedding, or whose first layer
-      is not dense on square patches.
+    UsageError: when run, for a network without position embedding, whose first layer is not dense on square patches,
+      or whose patches are in another order than that of rows, columns and channels.
   """
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     kernel, position, side = embedding(client, observation)
     shape = observation.batch_shape[1:]
     found = _image(observation.update, shape, kernel, position, side, rcond)
-    normalised = _entry(client.model, shape, kernel, position, side).normalised
-    if normalised is not None:
-      mean, std = (jnp.asarray(values, found.dtype).reshape(found.shape) for values in normalised)
+    entry = _entry(client.model, shape, kernel, position, side)
+    if not entry.in_order:
+      raise errors.UsageError(
+        f'the model {client.model.name!r} does not pass its patches on value by value, patches and the pixels of each '
+        'in the order of rows, columns and channels: what this attack reads would be taken for other pixels'
+      )
+    if entry.normalised is not None:
+      mean, std = (jnp.asarray(values, found.dtype).reshape(found.shape) for values in entry.normalised)
       found = found * std + mean
     return found, None
 
@@ -123,15 +129,29 @@ def _image(
   """Returns what entered the embedding [1, H, W, C], its patches in their places."""
   height, width, channels = shape
   rows, columns = height // side, width // side
-  weights, positions = (trees.get(update, path) for path in (kernel, position))
-  behind = positions.reshape(-1, weights.shape[1])[-rows * columns :]  # the class token stands first
-  found = patches_of(weights, behind, rcond).reshape(rows, columns, side, side, channels)
+  behind = _behind(update, position, rows * columns)
+  found = patches_of(trees.get(update, kernel), behind, rcond).reshape(rows, columns, side, side, channels)
   return found.transpose(0, 2, 1, 3, 4).reshape(1, *shape)
+
+
+def _behind(update: Tree, position: tuple[str, ...], patches: int) -> jax.Array:
+  """Returns the gradient of the rows of the position embedding that belong to patches, [P, width]."""
+  positions = trees.get(update, position)
+  return positions.reshape(-1, positions.shape[-1])[-patches:]  # the class token stands first
 
 
 @reusable(32)
 def _entry(
   model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], position: tuple[str, ...], side: int
 ) -> Entry:
-  """Returns what a network passes on to its embedding, see `dense.probed`."""
-  return probed(model, shape, lambda gradient: _image(gradient, shape, kernel, position, side, 1e-6))
+  """Returns what a network passes on to its embedding, see `dense.probed`; its word where Δ does not determine it."""
+  patches = (shape[0] // side) * (shape[1] // side)
+
+  def read(gradient: Tree) -> jax.Array:
+    behind = _behind(gradient, position, patches)
+    values = jnp.linalg.svd(behind, compute_uv=False)
+    determined = (values[-1] > _DETERMINED * values[0]) & (patches <= behind.shape[1])
+    found = _image(gradient, shape, kernel, position, side, 1e-6)
+    return jnp.where(determined, found, jnp.zeros_like(found))
+
+  return probed(model, shape, read)

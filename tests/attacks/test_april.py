@@ -1,7 +1,5 @@
 """APRIL's closed form on vision transformers."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +28,7 @@ def sent(images, spec=SMALL, before=None, **local):
   model = gl.models.create(spec, 10, init='default')
   if before is not None:
     apply = model.apply
-    model = dataclasses.replace(model, apply=lambda variables, x, *given: apply(variables, before(x), *given))
+    model = model._replace(apply=lambda variables, x, *given: apply(variables, before(x), *given))
   variables, client = model.init(jax.random.key(0), images.shape[1:]), Client(model, 10, **local)
   labels = jnp.arange(len(images))
   update = jax.jit(client.local_update)(None, variables, images, labels).update
@@ -82,6 +80,20 @@ def test_one_image_is_exact(images, spec, local, channels):
 def test_a_normalisation_that_the_network_holds_is_undone(images, before, expected):
   found = read(*sent(images[:1], before=before)).samples
   assert psnr(found, expected(images[:1])) > 60
+
+
+@pytest.mark.parametrize(
+  'before',
+  [
+    lambda x: x.reshape(-1, 4, 4, 4, 4, 1).transpose(0, 3, 2, 1, 4, 5).reshape(x.shape),
+    lambda x: x.reshape(-1, 4, 4, 4, 4, 1).transpose(0, 1, 4, 3, 2, 5).reshape(x.shape),
+  ],
+  ids=['patches by column', 'pixels of a patch by column'],
+)
+def test_another_order_is_refused(images, before):
+  client, observation = sent(images[:1], before=before)
+  with pytest.raises(UsageError, match='does not pass its patches on value by value'):
+    read(client, observation)
 
 
 @pytest.mark.slow
