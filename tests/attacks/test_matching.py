@@ -35,6 +35,32 @@ def test_distances_and_prior_by_hand():
   np.testing.assert_allclose(terms.total_variation(images), (0.5 + 0.5) / 2 + (1 + 0) / 2)
 
 
+def test_layers_weigh_the_mean_of_cosines():
+  a, b = ({'x': jnp.ones(2), 'y': jnp.asarray([1.0, sign]), 'z': jnp.ones(3)} for sign in (1.0, -1.0))
+  b['z'] = jnp.zeros(3)  # which does not count, whatever its weight
+  for weights, expected in (
+    (None, 1 / 2),
+    ({'x': 0.3, 'y': 0.1, 'z': 5.0}, 1 / 4),
+    ({'x': 0.0, 'y': 0.1, 'z': 1.0}, 1),
+  ):
+    np.testing.assert_allclose(distances.mean_cosine(a, b, weights), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('distance', 'settings'),
+  [
+    ('dense_input', {'layer_weighting': 'early'}),
+    ('prefix', {'layer_weighting': 'linear'}),
+    ('prefix', {'partial': 0.1}),
+    ('prefix', {'form': 'ghost'}),
+    ('prefix', {'decoys': 1}),
+  ],
+)
+def test_settings_that_a_distance_would_ignore_are_refused(distance, settings):
+  with pytest.raises(errors.UsageError, match=f'{next(iter(settings))} makes no difference to distance={distance!r}'):
+    matching.gradient_matching(None, optax.sgd(0.1), 1, distance=distance, **settings)
+
+
 def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
   a = {'x': jnp.asarray([3.0, 4.0]), 'y': jnp.asarray([[1.0]])}
   b = {'x': jnp.asarray([0.0, 4.0]), 'y': jnp.asarray([[-1.0]])}

@@ -36,12 +36,16 @@ def both_norms(simulated: Tree, observed: Tree, weights: Tree = None, *, alpha: 
 def mean_cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
   """Returns the mean over the tensors of 1 − ⟨a, b⟩ / (‖a‖‖b‖), without those that are zero in the observed update.
 
-  It is the distance of LAMP (Balunović et al. 2022, section 4.1): small tensors count as much as large ones.
+  It is the distance of LAMP (Balunović et al. 2022, section 4.1): small tensors count as much as large ones. Weights
+  are those of the mean, since no factor of a tensor changes its own cosine.
   """
   pairs = [jax.tree.leaves(one) for one in _both_weighted(simulated, observed, weights)]
   apart = jnp.stack([trees.cosine_distance(a, b) for a, b in zip(*pairs, strict=True)])
   counted = jnp.stack([jnp.any(b != 0) for b in pairs[1]]).astype(apart.dtype)
-  return jnp.sum(apart * counted) / jnp.maximum(jnp.sum(counted), 1)
+  if weights is not None:
+    counted = counted * jnp.stack([jnp.mean(w, dtype=apart.dtype) for w in jax.tree.leaves(weights)])
+  total = jnp.sum(counted)
+  return jnp.sum(apart * counted) / jnp.where(total > 0, total, jnp.ones_like(total))
 
 
 def cosine(simulated: Tree, observed: Tree, weights: Tree = None) -> jax.Array:
@@ -76,6 +80,7 @@ class Distance(NamedTuple):
     single: whether it is of one sample.
     layers: whether `between` takes the model's layers.
     direction: whether it is the angle of plain gradients, which `ghost` computes of products.
+    ignores: settings of a search that make no difference to it, and are refused beside it.
   """
 
   between: Callable[..., jax.Array] | None
@@ -84,6 +89,7 @@ class Distance(NamedTuple):
   single: bool = False
   layers: bool = False
   direction: bool = False
+  ignores: tuple[str, ...] = ()
 
 
 def _one(observed: Tree) -> jax.Array:
@@ -118,8 +124,14 @@ DISTANCES = {
   'squared_euclidean': Distance(squared_euclidean, trees.squared_norm, lambda noise, total: noise),
   'cosine': Distance(cosine, _one, _angle, direction=True),
   'mean_cosine': Distance(mean_cosine, _one, _none),
-  'dense_input': Distance(dense_input, _one, _none, single=True, layers=True),
-  'prefix': Distance(None, lambda observed: jnp.float32(2), _none, single=True),
+  'dense_input': Distance(dense_input, _one, _none, single=True, layers=True, ignores=('layer_weighting',)),
+  'prefix': Distance(
+    None,
+    lambda observed: jnp.float32(2),
+    _none,
+    single=True,
+    ignores=('layer_weighting', 'partial', 'form', 'decoys'),
+  ),
 }
 
 

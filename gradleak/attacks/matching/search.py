@@ -99,6 +99,14 @@ class Matching:
       raise errors.UsageError(
         f'distance={self.comparison.distance!r} is of one sample, which has no subsets: leave out subset'
       )
+    given = {
+      'layer_weighting': self.comparison.layer_weighting != 'uniform',
+      'partial': self.comparison.partial is not None,
+      'form': self.comparison.form == 'ghost',
+      'decoys': self.samples.decoys > 0,
+    }
+    for name in filter(given.get, self.comparison.measure.ignores):
+      raise errors.UsageError(f'{name} makes no difference to distance={self.comparison.distance!r}: leave it out')
     if self.client is not None:
       check_modality(self.terms, self.client.modality)
       self.samples.check(self.client)
