@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.dense import entry, first_dense_layer
 from gradleak.attacks.fidel import from_update
 from gradleak.attacks.labels import last_layer, of_counts
 from gradleak.core import errors, trees
@@ -194,15 +194,13 @@ def alternating(
     ridge: of the least squares, relative to the shares' norms; it slows samples with small shares.
 
   Raises:
-    UsageError: for more samples than neurons, a first dense layer that sees no image, or a model that normalises its
+    UsageError: for more samples than neurons, a first dense layer that sees no image, or a model that changes its
       pixels.
   """
-  layers = _layers('alternating', client, sample_shape[1:])
+  layers = _layers('alternating', client, sample_shape[1:], update)
   found = first_dense_layer(layers, update)
   rows = trees.get(update, found[0]).T
   count = _enough('alternating', sample_shape[0], rows)
-  if rows.shape[1] != math.prod(sample_shape[1:]):
-    raise errors.UsageError(f'the first dense layer takes {rows.shape[1]} features, not a sample of {sample_shape[1:]}')
 
   def shares(image: jax.Array, label: jax.Array) -> jax.Array:
     def of_params(params: Tree) -> jax.Array:
@@ -240,10 +238,11 @@ def counted_labels(client: Client, variables: Tree, update: Tree, sample_shape: 
     sample_shape: (N, H, W, C).
 
   Raises:
-    UsageError: for a model that normalises its pixels, or whose last layer has no bias.
+    UsageError: for a model that changes its pixels, whose first dense layer sees no image, or whose last layer has no
+      bias.
   """
   count, *shape = sample_shape
-  quotients, alive = from_update(_layers('counted_labels', client, shape), update)
+  quotients, alive = from_update(_layers('counted_labels', client, shape, update), update)
   inside = alive & (quotients >= -_SLACK).all(axis=1) & (quotients <= 1 + _SLACK).all(axis=1)
   inside = jnp.where(inside.any(), inside, jnp.ones_like(inside))
   logits, _ = client.model.apply(variables, jnp.clip(quotients, 0, 1).reshape(-1, *shape), False, None)
@@ -257,13 +256,19 @@ def counted_labels(client: Client, variables: Tree, update: Tree, sample_shape: 
   return of_counts(predicted - bias, count)
 
 
-def _layers(method: str, client: Client, shape: Sequence[int]) -> Sequence[trees.Layer]:
-  """Returns the layers of a network whose first one takes pixels in [0, 1]."""
-  if client.model.normalisation is not None:
+def _layers(method: str, client: Client, shape: Sequence[int], update: Tree) -> Sequence[trees.Layer]:
+  """Returns the layers of a network whose first one takes pixels in [0, 1], in their order."""
+  layers = require(client.model, 'layers')(tuple(shape))
+  found = first_dense_layer(layers, update)
+  size = len(trees.get(update, found[0]))
+  if size != math.prod(shape):
+    raise errors.UsageError(f'the first dense layer takes {size} features, not a sample of {tuple(shape)}')
+  seen = entry(client.model, tuple(shape), *found)
+  if seen.normalised is not None or not seen.in_order:
     raise errors.UsageError(
       f'{method} takes a model whose first layer sees pixels in [0, 1]; {client.model.name} changes them'
     )
-  return require(client.model, 'layers')(tuple(shape))
+  return layers
 
 
 def _scaled_rows(kernel_update: Any, bias_update: Any, batch_size: int) -> tuple[np.ndarray, int]:

@@ -186,8 +186,11 @@ def test_usage_errors(victim):
     separation.alternating(*sent, (65, 8, 8, 1))
   with pytest.raises(errors.UsageError, match=r'takes 64 features, not a sample of \(9, 9, 1\)'):
     separation.alternating(*sent, (2, 9, 9, 1))
-  model = models.create('mlp+normalised(pixels=mnist)', 10)
-  sent = sent[0], Client(model, 10), *sent[2:]
-  for method, given in ((separation.alternating, sent), (separation.counted_labels, sent[1:4])):
-    with pytest.raises(errors.UsageError, match=r'sees pixels in \[0, 1\]'):
-      method(*given, (2, 8, 8, 1))
+  mlp = models.create('mlp', 10)
+  held = mlp._replace(apply=lambda variables, x, *given: mlp.apply(variables, 2 * x - 1, *given))
+  turned = mlp._replace(apply=lambda variables, x, *given: mlp.apply(variables, x[:, ::-1], *given))
+  for model in (models.create('mlp+normalised(pixels=mnist)', 10), held, turned):
+    sent = sent[0], Client(model, 10), *sent[2:]
+    for method, given in ((separation.alternating, sent), (separation.counted_labels, sent[1:4])):
+      with pytest.raises(errors.UsageError, match=r'sees pixels in \[0, 1\]'):
+        method(*given, (2, 8, 8, 1))
