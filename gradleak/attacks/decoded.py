@@ -56,7 +56,7 @@ def _maps(model: Model, variables: Tree, sample_shape: ImageShape, inputs: jax.A
   order = flattening.orders(model, variables, sample_shape).get(kernel, unknown)
   if order.problem:
     raise errors.UsageError(
-      f'the decoder takes maps, and how the first dense layer of {model.name!r} meets them is not known: {order.problem}'
+      f'the decoder takes maps, and the order in which {model.name!r} flattens them is not known: {order.problem}'
     )
   if order.places is not None:
     inputs = inputs[:, np.argsort(order.places)]  # channels first, as a network has them that flattens so

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -171,6 +172,22 @@ def test_decoys_stand_in_the_local_batches_of_their_samples(problem, trained, de
   beside = jnp.tile(added[:, None], (1, copies, 1, 1, 1, 1)).reshape(-1, *SHAPE[1:])
   targets = jnp.concatenate([seen.targets, labels.reshape(-1, CLASSES)])
   assert float(jax.jit(matching.losses)(of, jnp.tile(images, (copies, 1, 1, 1)), targets, 0, beside)[1]) < 1e-6
+
+
+def test_an_order_that_is_not_assumed_is_dropped(problem):
+  """A client of two epochs in given orders, to an attacker who knows them, or knows no order, or assumes one epoch."""
+  client, seen, images = problem
+  own = dataclasses.replace(client, order=((0, 1, 2, 3), (2, 1, 3, 0)))
+  there = dataclasses.replace(seen, update=jax.jit(own.local_update)(None, seen.variables, images, seen.targets).update)
+  assert distance(own, there, images) < 1e-6
+  both = jnp.concatenate([images, images[jnp.asarray(own.order[1])]])
+  targets = jnp.concatenate([seen.targets, seen.targets[jnp.asarray(own.order[1])]])
+  free = simulation.Simulation(orders='free').update(own, seen.variables, both, targets)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), free, there.update)
+  for epochs in (1, 3):
+    expected = distance(dataclasses.replace(client, epochs=epochs), there, images)
+    assert distance(own, there, images, epochs=epochs) == pytest.approx(expected, rel=1e-5)
+    assert 'not the order of the samples' in attacks.csdlg(epochs=epochs)(own).assumes
 
 
 def test_what_is_assumed_is_said(problem):

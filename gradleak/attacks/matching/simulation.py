@@ -122,7 +122,13 @@ class Simulation:
       epochs=self.epochs or client.epochs,
       batch_size=self.batch_size or client.batch_size,
       optimizer=optax.chain(client.optimizer, _scaled(self.rate)),
+      order=self._order(client),
     )
+
+  def _order(self, client: Client) -> tuple[tuple[int, ...], ...] | None:
+    """Returns the order of a client's samples; None where its epochs are assumed to be others, or to have their own."""
+    known = self.orders == 'known' and self.epochs in (0, client.epochs)
+    return client.order if known else None
 
   def copies(self, client: Client) -> int:
     """Returns how many dummy samples there are of each private one."""
@@ -151,8 +157,9 @@ class Simulation:
     def taken(batches: list[np.ndarray], count: int) -> np.ndarray:
       return np.concatenate([batch + i * count for batch in batches for i in range(each)])
 
-    batches = list(parts) if client.order is not None else [batch for part in parts for batch in cut(part)]
-    order = client.order and tuple(tuple(taken(cut(np.asarray(one)), own)) for one in client.order)
+    order = self._order(client)
+    batches = list(parts) if order is not None else [batch for part in parts for batch in cut(part)]
+    order = order and tuple(tuple(taken(cut(np.asarray(one)), own)) for one in order)
     simulated = dataclasses.replace(client, batch_size=client.batch_size and each * client.batch_size, order=order)
     places = taken(batches, count), taken([batch % number for batch in batches], number)
     both = jnp.concatenate([samples, decoys]), targets
@@ -213,7 +220,7 @@ class Simulation:
       assumed.append(f'batches of {self.batch_size}')
     if not isinstance(self.rate, jax.core.Tracer) and self.rate != 1:
       assumed.append(f"{self.rate:g} times the client's learning rate")
-    ordered = self.orders == 'known' and not client.shuffled
+    ordered = self.orders == 'known' and not client.shuffled and self._order(client) == client.order
     order = 'the order of the samples' if ordered else 'not the order of the samples'
     if client.augment is not None:
       order += ', nor how they were augmented' if not ordered else ', not how they were augmented'
