@@ -17,6 +17,7 @@ from gradleak.models.model import Model
 from gradleak.threat import Observation
 
 _NEAR = 1e-3  # relative, of what a network makes of a value; rounding is about 1e-6
+_SHIFTED = 0.05  # the same of other statistics, which move a value by more; bfloat16 rounds to 0.4 %
 
 
 def first_dense_input(kernel_gradient: jax.Array, bias_gradient: jax.Array) -> jax.Array:
@@ -80,10 +81,12 @@ class Entry(NamedTuple):
     in_order: whether each input of the layer depends on the value of the sample in its place, and on no other.
     normalised: (μ, σ) of each value, float32 [in] each, where the inputs are (x − μ)/σ; None where they are x, or no
       such map whatever the parameters are.
+    fixed: whether the inputs are the same whatever the parameters and statistics are, unlike behind a BatchNorm.
   """
 
   in_order: bool
   normalised: tuple[np.ndarray, np.ndarray] | None
+  fixed: bool = True
 
 
 @reusable(32)
@@ -130,12 +133,27 @@ def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Arra
     reach = jnp.abs(high - low)  # of each value by itself: their scales may differ by far
     in_order = bool(jnp.all((reach > 0) & jnp.where(chosen.reshape(-1), moved > 0.5 * reach, moved < 0.01 * reach)))
     slope, values = np.asarray(2 * (high - low)), np.asarray(probe).reshape(-1)
-    offset, seen = np.asarray(low) - slope / 4, [np.asarray(seen_by(variables, probe)) for variables in (one, other)]
+    networks = one, other, _shifted(other)
+    offset, seen = np.asarray(low) - slope / 4, [np.asarray(seen_by(variables, probe)) for variables in networks]
   mean, std = (np.zeros_like(values), np.ones_like(values)) if declared is None else declared
   near = functools.partial(np.allclose, rtol=_NEAR, atol=_NEAR * np.abs(slope))
+  alike = functools.partial(np.allclose, rtol=_SHIFTED, atol=_SHIFTED * np.abs(slope))
+  fixed = all(alike(x, seen[0]) for x in seen if np.any(x))  # one without a gradient tells nothing
+  seen.pop()
   if not in_order or near((values - mean) / std, seen[0]) or not all(near(slope * values + offset, x) for x in seen):
-    return Entry(in_order, declared)
-  return Entry(True, (-offset / slope, 1 / slope))
+    return Entry(in_order, declared, fixed)
+  return Entry(True, (-offset / slope, 1 / slope), fixed)
+
+
+def _shifted(variables: Mapping) -> dict:
+  """Returns variables whose vectors are others: statistics, scales and shifts that a norm would apply to samples."""
+
+  def shift(path: tuple, leaf: Any) -> Any:
+    if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.size > max(leaf.shape, default=1):
+      return leaf
+    return leaf * jnp.asarray(1.3, leaf.dtype) + jnp.asarray(0.1 if path[0].key == 'params' else 0.5, leaf.dtype)
+
+  return jax.tree.map_with_path(shift, dict(variables))
 
 
 def first_dense_layer(layers: Sequence[Layer], update: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:

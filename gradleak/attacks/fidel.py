@@ -190,7 +190,7 @@ def image_layer(model: Model, observation: Observation) -> tuple[Path, Path]:
   """Returns the paths of the (kernel, bias) of the first dense layer.
 
   Raises:
-    UsageError: if there is none, or its input is not the image, value by value in its order.
+    UsageError: if there is none, or its input is not the image, value by value in its order, or a norm changes that.
   """
   layers = require(model, 'layers')(observation.batch_shape[1:])
   found = first_dense_layer(layers, observation.update)
@@ -209,10 +209,16 @@ def image_layer(model: Model, observation: Observation) -> tuple[Path, Path]:
       f'the layer {first.name!r} before the first dense layer with a bias is no such layer: this attack reads samples '
       'of networks that begin with one, such as mlp'
     )
-  if not entry(model, observation.batch_shape[1:], *found).in_order:
+  seen = entry(model, observation.batch_shape[1:], *found)
+  if not seen.in_order:
     raise errors.UsageError(
       f'the model {model.name!r} does not pass its samples on to the first dense layer value by value, in the order of '
       'rows, columns and channels: what this attack reads would be taken for other pixels; flatten samples as they are'
+    )
+  if not seen.fixed:
+    raise errors.UsageError(
+      f'the model {model.name!r} changes its samples by parameters or statistics, such as those of a BatchNorm, before '
+      'the first dense layer: what this attack reads is no pixel, nor a fixed function of one'
     )
   return found
 

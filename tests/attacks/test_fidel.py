@@ -1,5 +1,6 @@
 """Partial reconstructions against loops, on gradients and deltas of real networks."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import gradleak as gl
 from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import decoded
 from gradleak.attacks.dense import entry, first_dense_input, first_dense_layer, in_pixels
-from gradleak.attacks.fidel import combined, fidel, from_update, partial_reconstructions, up_to_scale
+from gradleak.attacks.fidel import combined, fidel, from_update, image_layer, partial_reconstructions, up_to_scale
 from gradleak.core import errors, trees
 from gradleak.metrics import revealed
 
@@ -214,6 +215,25 @@ def test_what_is_no_normalisation_is_taken_for_none(before):
   model = models.from_flax(Net(before))
   paths = first_dense_layer(model.layers((4, 4, 3)), model.init(jax.random.key(0), (4, 4, 3))['params'])
   assert entry(model, (4, 4, 3), *paths).normalised is None
+
+
+@pytest.mark.parametrize(
+  ('before', 'refused'),
+  [
+    (lambda net, x: nn.BatchNorm(use_running_average=True)(x), True),
+    (lambda net, x: x * net.param('scale', nn.initializers.normal(1.0), (1, 1, 1, 3)), True),
+    (lambda net, x: x + net.param('shift', nn.initializers.zeros, (1, 1, 1, 3)), True),
+    (lambda net, x: x * x, False),
+    (inside, False),
+  ],
+  ids=['a norm', 'a scale', 'a shift', 'squares', 'a normalisation'],
+)
+def test_what_parameters_or_statistics_make_of_a_sample_is_no_sample(before, refused):
+  model = models.from_flax(Net(before, nn.relu))
+  variables = model.init(jax.random.key(0), (4, 4, 3))
+  seen = Observation(variables, variables['params'], None, Knowledge(), (1, 4, 4, 3), 4)
+  with pytest.raises(errors.UsageError, match='by parameters or statistics') if refused else contextlib.nullcontext():
+    image_layer(model, seen)
 
 
 @pytest.mark.parametrize('declared', [True, False])
