@@ -529,6 +529,29 @@ def test_candidates_of_another_kind_do_not_count():
   assert (row['rank'], row['candidates']) == (1, 1)
 
 
+def test_each_class_of_a_gallery_by_class_has_its_own_list():
+  """The list was cut as a whole, and the last classes had no candidate: originals were first among none."""
+  rng, labels = np.random.default_rng(0), np.repeat(np.arange(4), 10).astype(np.int32)
+  images = np.float32(rng.uniform(size=(40, 3, 3, 1)))
+  model, variables = dense(rng.normal(size=(9, 4)))
+  own = [39, 0, 10, 9]
+  gallery = gl.data.Candidates(images, labels, True)
+  one = gl.scenario(model, images[own], labels[own], variables=variables, gallery=gallery)
+  found = identify(one, [None], 4, candidates=5, controls=1)
+  assert [row['candidates'] for row in found.rows if row['statistic'] == 'likelihood'] == [4] * 4
+  assert found.identified('none') == (4, 4) and found.config['listed'] == 15
+  assert identify(one, [None], 4).config['listed'] == 30, 'no original is of class 2'
+
+
+def test_who_is_alone_on_a_list_is_not_identified():
+  listed = identification._List(np.zeros((3, 1)), np.asarray([0, 1, 1]), np.asarray([[0]]), kinds=True)
+  scores, facts = {'likelihood': np.asarray([[1.0, 0.0, 0.5]])}, {'copies': 'exact'}
+  (row,), _ = identification._judged(scores, listed, facts, False)
+  (noise,) = identification._alarmed(scores, listed, facts)
+  for one in (row, noise):
+    assert (one['rank'], one['candidates'], one['identified']) == (1, 0, False)
+
+
 @pytest.mark.long
 def test_a_folder_keeps_the_group_size_that_it_began_with(scenario, tmp_path):
   whole = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, group_size=3)

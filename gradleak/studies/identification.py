@@ -82,7 +82,7 @@ class IdentificationSettings:
   batch_size: int = setting(1, 'Samples behind one upload.', group='run', low=1, high=10**6, integer=True)
   candidates: int = setting(
     1000,
-    'Length of the list, originals included, where there are as many.',
+    'Length of the list, originals included, where there are as many; by a gallery of kinds, that of each kind.',
     group='run',
     low=2,
     high=10**6,
@@ -376,13 +376,15 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
   first: dict[bytes, int] = {}
   for i, sample in enumerate(samples):
     first.setdefault(sample.tobytes(), i)
-  own = [first[sample.tobytes()] for sample in samples[:count]]
-  kept = list(first.values())[: max(given.candidates, len(set(own)))]
+  own = np.asarray([first[sample.tobytes()] for sample in samples[:count]])
+  places, of = np.asarray(list(first.values())), labels if gallery.by_class else np.zeros_like(labels)
+  kinds = [places[of[places] == kind] for kind in np.unique(of[own])]
+  kept = np.sort(np.concatenate([kind[: max(given.candidates, np.isin(kind, own).sum())] for kind in kinds]))
   if given.labels == 'known' and not scenario.client.loss.own and np.any(labels[kept] < 0):
     raise errors.UsageError(
       "the labels of the gallery are not known: give gallery=(samples, targets), or labels='unknown'"
     )
-  private = np.asarray([kept.index(i) for i in own]).reshape(num_trials, given.batch_size)
+  private = np.searchsorted(kept, own).reshape(num_trials, given.batch_size)
   shared = None if scenario.shared is None else scenario.shared[:count].reshape(private.shape)
   found = _List(samples[kept], labels[kept], private, bool(gallery.by_class), shared)
   if len(found.samples) < 2:
@@ -631,7 +633,7 @@ def _judged(
           'label': listed.labels[own],
           'rank': rank,
           'candidates': int(beside.sum()),
-          'identified': rank == 1,
+          'identified': rank == 1 and bool(beside.any()),
           'posterior': posterior,
           'p_value': tests.p_values[trial, position],
           'present': bool(tests.p_values[trial, position] <= RATE) if tests.decides else None,
@@ -651,7 +653,7 @@ def _alarmed(scores: dict[str, np.ndarray], listed: _List, facts: Mapping[str, A
         beside[listed.private[trial]] = False
         rank = _rank(row, own, beside, listed.others(trial, place))
         of = {'statistic': name, 'trial': number, 'place': place, 'rank': rank, 'candidates': int(beside.sum())}
-        found.append(plain({**facts, **of, 'identified': rank == 1}))
+        found.append(plain({**facts, **of, 'identified': rank == 1 and bool(beside.any())}))
   return found
 
 

@@ -153,12 +153,20 @@ def test_a_ranking_re_identifies_without_a_picture(both):
 
 
 def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
-  rows = [
-    {'trial': trial, 'identified': place < first} for trial, first in enumerate((0, 1, 2, 8)) for place in range(8)
-  ]
-  assert rankings._first(rows, 99, 8) == [2, 3], 'one of eight is first among 100 in 8 of 100 cases'
-  assert rankings._first(rows[:8] + rows[8:16], 999, 8) == [1]
-  assert rankings._first(rows, 98, 8) == [], 'of a short list nobody is re-identified'
+  def first(counts, others):
+    return rankings._first(
+      [
+        {'trial': trial, 'identified': place < count, 'candidates': candidates}
+        for trial, (count, candidates) in enumerate(zip(counts, others, strict=True))
+        for place in range(8)
+      ],
+      8,
+    )
+
+  assert first((0, 1, 2, 8), [99] * 4) == [2, 3], 'one of eight is first among 100 in 8 of 100 cases'
+  assert first((0, 1), [999] * 2) == [1]
+  assert first((0, 1, 2, 8), [98] * 4) == [], 'of a short list nobody is re-identified'
+  assert first((1, 2, 1, 8), (999, 99, 99, 0)) == [0, 1], 'each by its own list'
 
 
 @pytest.mark.parametrize(

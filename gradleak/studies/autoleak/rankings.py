@@ -40,41 +40,43 @@ def ranked(stage: str, found: Identification, batch_size: int) -> list[Ranked]:
 
   Where the upload says nothing, all candidates are exchangeable, and each original is first with a probability of one
   in the length of its list. A trial is re-identified if more of its originals are first than that allows in 95 of 100
-  cases. A single original has to be first. The list has to have at least `MIN_CANDIDATES` others.
+  cases. A single original has to be first. Its list has to have at least `MIN_CANDIDATES` others.
   """
   decisive, made = found.decisive(), []
   rows, noise = ([row for row in of if row['statistic'] == decisive] for of in (found.rows, found.noise))
   for defense in dict.fromkeys(row['defense'] for row in rows):
     of = [row for row in rows if row['defense'] == defense]
     null = [row for row in noise if row['defense'] == defense]
-    least = min(row['candidates'] for row in of)
     made.append(
       Ranked(
         stage=stage,
         defense=defense,
         model=of[0]['model'],
         rounds=of[0]['rounds'],
-        candidates=least,
-        named=_first(of, least, batch_size),
+        candidates=min(row['candidates'] for row in of),
+        named=_first(of, batch_size),
         trials=len({row['trial'] for row in of}),
-        alarms=_first(null, least, batch_size),
+        alarms=_first(null, batch_size),
         controls=len({row['trial'] for row in null}),
       )
     )
   return made
 
 
-def _first(rows: Iterable[Mapping[str, Any]], candidates: int, batch_size: int) -> list[int]:
-  """Returns the trials of which more originals are first than chance allows."""
+def _first(rows: Iterable[Mapping[str, Any]], batch_size: int) -> list[int]:
+  """Returns the trials of which more originals are first than chance allows, by the shortest list of each trial."""
   from scipy import stats
 
-  if candidates < MIN_CANDIDATES:
-    return []
-  allowed = stats.binom.ppf(0.95, batch_size, 1 / (candidates + 1))
   counts: dict[int, int] = {}
+  least: dict[int, int] = {}
   for row in rows:
-    counts[row['trial']] = counts.get(row['trial'], 0) + row['identified']
-  return sorted(trial for trial, count in counts.items() if count > allowed)
+    trial = row['trial']
+    counts[trial] = counts.get(trial, 0) + row['identified']
+    least[trial] = min(least.get(trial, row['candidates']), row['candidates'])
+  allowed = {others: stats.binom.ppf(0.95, batch_size, 1 / (others + 1)) for others in set(least.values())}
+  return sorted(
+    trial for trial, count in counts.items() if least[trial] >= MIN_CANDIDATES and count > allowed[least[trial]]
+  )
 
 
 def alarms(found: Sequence[Ranked], defense: str) -> set[int]:
