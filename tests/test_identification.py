@@ -543,6 +543,20 @@ def test_each_class_of_a_gallery_by_class_has_its_own_list():
   assert identify(one, [None], 4).config['listed'] == 30, 'no original is of class 2'
 
 
+def test_people_whose_samples_differ_in_the_label_alone_are_two_candidates():
+  """They were one with the label of the first; who does not know the labels cannot tell them apart."""
+  rng, labels = np.random.default_rng(0), np.arange(30, dtype=np.int32) % 4
+  images = np.float32(rng.uniform(size=(30, 3, 3, 1)))
+  images[1] = images[0]
+  model, variables = dense(rng.normal(size=(9, 4)))
+  one = gl.scenario(model, images, labels, variables=variables)
+  assert one.shared.tolist() == [0] * 30 and one.of(slice(3), one.local).alike.tolist() == [1, 1, 0]
+  found, unknown = identify(one, [None], 3), identify(one, [None], 3, labels='unknown')
+  assert found.identified('none') == (3, 3) and found.config['listed'] == 30
+  assert [row['label'] for row in found.rows if row['statistic'] == 'likelihood'] == [0, 1, 2]
+  assert unknown.identified('none') == (1, 3) and unknown.config['listed'] == 29
+
+
 def test_who_is_alone_on_a_list_is_not_identified():
   listed = identification._List(np.zeros((3, 1)), np.asarray([0, 1, 1]), np.asarray([[0]]), kinds=True)
   scores, facts = {'likelihood': np.asarray([[1.0, 0.0, 0.5]])}, {'copies': 'exact'}

@@ -48,8 +48,9 @@ class Scenario(NamedTuple):
     previous: variables of the model that clients were sent before this one, or None.
     local: the `ClientSettings` that describe the client; None where a `Client` was given.
     drawn: whether the weights were drawn, and nobody has trained them.
-    shared: how many others have the same sample, int [N]: who finds such a sample does not know whose it is. None for
-      nobody.
+    shared: how many others have the same sample and label, int [N]: who finds such a sample does not know whose it is.
+      Labels count where all are known and part of the loss. None for nobody.
+    alike: how many others have the same sample, whatever its label, int [N]: for who does not know labels, or None.
   """
 
   client: Client
@@ -63,6 +64,7 @@ class Scenario(NamedTuple):
   local: ClientSettings | None = None
   drawn: bool = False
   shared: np.ndarray | None = None
+  alike: np.ndarray | None = None
 
   @property
   def classes(self) -> np.ndarray:
@@ -111,8 +113,8 @@ class Scenario(NamedTuple):
     own = {field.name for field in dataclasses.fields(local)}
     known = {name: value for name, value in self.settings.items() if name not in own}
     described = {**local.recorded(), **_batch_norm(client, self.variables), **_fingerprints(data=(samples, targets))}
-    shared = None if self.shared is None else self.shared[places]
-    changed = self._replace(client=client, samples=samples, targets=targets, local=local, shared=shared)
+    shared, alike = (None if each is None else each[places] for each in (self.shared, self.alike))
+    changed = self._replace(client=client, samples=samples, targets=targets, local=local, shared=shared, alike=alike)
     return changed._replace(settings={**known, **described})._with_behaviour()
 
   def _with_behaviour(self) -> 'Scenario':
@@ -190,7 +192,9 @@ def scenario(
   given = _checked_gallery(kind, (samples, classes) if gallery is None else gallery, sample_shape, num_classes)
   known = None if public is None else (public[0], classes_of(public[1], client))
   kept, composition = _candidates(kind, given, classes, known)
-  shared = _shared((kind.cast(samples), classes), (kind.cast(given.samples), given.targets))
+  own, others = (kind.cast(samples), classes), (kind.cast(given.samples), given.targets)
+  labelled = bool(np.all(given.targets >= 0)) and (given.by_class or not client.loss.own)
+  shared, alike = _shared(own, others, labelled), _shared(own, others, False)
   if shared.any():
     composition['shared'] = int(np.count_nonzero(shared))
   described = {
@@ -208,7 +212,7 @@ def scenario(
   floating = np.float64 if double else np.float32
   samples, targets = kind.cast(samples, floating), client.loss.targets.kept(targets, floating)
   return Scenario(
-    client, dict(variables), samples, targets, described, kept, public, local=local, drawn=drawn, shared=shared
+    client, dict(variables), samples, targets, described, kept, public, None, local, drawn, shared, alike
   )._with_behaviour()
 
 
@@ -381,9 +385,10 @@ def _candidates(
   return given._replace(samples=samples[chosen], targets=targets[chosen]), composition
 
 
-def _shared(private: tuple[np.ndarray, np.ndarray], listed: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-  """Returns how many others of a list have each private sample, int [N]; labels count where all of it are known."""
-  labelled = bool(np.all(listed[1] >= 0))
+def _shared(
+  private: tuple[np.ndarray, np.ndarray], listed: tuple[np.ndarray, np.ndarray], labelled: bool
+) -> np.ndarray:
+  """Returns how many others of a list have each private sample, int [N]; `labelled`: and its label."""
 
   def known(samples: np.ndarray, labels: np.ndarray) -> Iterator[tuple]:
     return ((sample.tobytes(), int(label) * labelled) for sample, label in zip(samples, labels, strict=True))

@@ -358,7 +358,7 @@ def _copies(scenario: Scenario, text: str) -> dict[str, Callable]:
 
 
 def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) -> _List:
-  """Returns the `_List`: private samples, then those of the gallery, each once."""
+  """Returns the `_List`: private samples, then those of the gallery, each once, and under each label that is known."""
   count = num_trials * given.batch_size
   if count > len(scenario.samples):
     raise errors.UsageError(
@@ -373,19 +373,23 @@ def _listed(scenario: Scenario, num_trials: int, given: IdentificationSettings) 
   gallery, dtype = scenario.gallery, scenario.samples.dtype
   samples = np.concatenate([scenario.samples[:count], gallery.samples.astype(dtype)])
   labels = np.concatenate([scenario.targets[:count], gallery.targets])
-  first: dict[bytes, int] = {}
-  for i, sample in enumerate(samples):
-    first.setdefault(sample.tobytes(), i)
-  own = np.asarray([first[sample.tobytes()] for sample in samples[:count]])
+  known = given.labels == 'known' and not scenario.client.loss.own
+  labelled = known or gallery.by_class
+  names = [(sample.tobytes(), int(label) * labelled) for sample, label in zip(samples, labels, strict=True)]
+  first: dict[tuple[bytes, int], int] = {}
+  for i, name in enumerate(names):
+    first.setdefault(name, i)
+  own = np.asarray([first[name] for name in names[:count]])
   places, of = np.asarray(list(first.values())), labels if gallery.by_class else np.zeros_like(labels)
   kinds = [places[of[places] == kind] for kind in np.unique(of[own])]
   kept = np.sort(np.concatenate([kind[: max(given.candidates, np.isin(kind, own).sum())] for kind in kinds]))
-  if given.labels == 'known' and not scenario.client.loss.own and np.any(labels[kept] < 0):
+  if known and np.any(labels[kept] < 0):
     raise errors.UsageError(
       "the labels of the gallery are not known: give gallery=(samples, targets), or labels='unknown'"
     )
   private = np.searchsorted(kept, own).reshape(num_trials, given.batch_size)
-  shared = None if scenario.shared is None else scenario.shared[:count].reshape(private.shape)
+  others = scenario.shared if labelled else scenario.alike
+  shared = None if others is None else others[:count].reshape(private.shape)
   found = _List(samples[kept], labels[kept], private, bool(gallery.by_class), shared)
   if len(found.samples) < 2:
     raise errors.UsageError('there is no candidate beside the original: give gallery=… to gradleak.scenario')
