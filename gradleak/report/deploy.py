@@ -19,7 +19,8 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
   compared by the upper ends of their intervals. A malicious server also sees what a curious one sees: the worse of
-  both counts. Where a task has several seeds, those count for which the attacks work without a defense (`judged`).
+  both counts, and neither may have failed. Where a task has several seeds, those count for which the attacks work
+  without a defense (`judged`).
 
   Args:
     entries: of the leaderboard, of one task.
@@ -75,6 +76,12 @@ def failed(seen: Mapping[str, Any]) -> bool:
   return shown(seen) <= HIDDEN * seen['n'] < shown(seen) + lost
 
 
+def _lost(entry: Mapping[str, Any], side: str) -> bool:
+  """Returns whether any attacks that a server can run `failed`, and none of them shows more than `HIDDEN`."""
+  seen = [entry[which] for which in _sides(side)]
+  return any(map(failed, seen)) and all(shown(one) <= HIDDEN * one['n'] for one in seen)
+
+
 def judged(entries: Sequence[Mapping[str, Any]], side: str) -> list[Mapping[str, Any]]:
   """Returns the entries of the seeds for which the attacks of a server show samples without a defense; all if none."""
   return _of_working_seeds(entries, lambda entry: bool(entry[side]) and shown(entry[side]) > 0)
@@ -117,9 +124,9 @@ def _side(
   if not bare or not cheap:
     return []
 
-  lost = defenses(entry for entry in cheap if failed(entry[side]))
+  lost = defenses(entry for entry in cheap if _lost(entry, side))
   told = [found(f'deploy.inconclusive_{side}', names=lost, n=len(lost))] if lost else []
-  cheap = [entry for entry in cheap if not failed(entry[side])]
+  cheap = [entry for entry in cheap if not _lost(entry, side)]
   if not cheap:
     return told
   if not priced:

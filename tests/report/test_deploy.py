@@ -145,6 +145,17 @@ def test_a_malicious_server_sees_what_a_curious_one_sees():
   assert [one.facts['count'] for one in told] == [20, 20]
 
 
+def test_a_malicious_server_is_not_judged_by_attacks_of_a_curious_one_that_failed():
+  lost, other = entry('a', 0, malicious=0), entry('b', 3, malicious=3)
+  lost['honest']['failed'] = 39
+  assert names(NONE, lost, other) == [
+    'shown_honest', 'inconclusive_honest', 'shown_malicious', 'inconclusive_malicious',
+  ]  # fmt: skip
+  shows = entry('a', 0, malicious=20)
+  shows['honest']['failed'] = 39  # what the malicious server shows is evidence
+  assert [one.facts.get('best') for one in deploy.advice([NONE, shows])] == [None, 'a']
+
+
 def test_a_task_on_which_no_attack_works_says_so():
   blind = entry('none', 0, n=4, malicious=0, cost=None)
   assert names(blind, entry('a', 0, 4, malicious=0)) == ['blind_honest', 'blind_malicious']
