@@ -94,7 +94,8 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   if kind == 'unpriced':
     names = facts['names']
     least = listed(f'`{one}`' for one in names) if len(names) < 5 else f'{len(names)} defenses'
-    return f'{least}: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), cost unknown'
+    shown = f'{least}: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), cost unknown'
+    return f'{shown}; flagged: {listed(facts["doubt"].facts["flags"])}' if facts['doubt'] else shown
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
   shown += f'costs {facts["cost"]}'
   return {

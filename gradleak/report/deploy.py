@@ -40,7 +40,7 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   unknown = defenses(entry for entry in defended if entry['cost'] is None)
   dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
   costly = defenses(dear)
-  told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown else []
+  told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown and priced else []
   told += [found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else []
   hidden = _likelihood(undefended, [entry for entry in ranked if entry in dear])
   hiding = [one for one in hidden if one.name == 'deploy.listed']
@@ -131,12 +131,15 @@ def _side(
     return told
   if not priced:
     least = min(_seen(entry, side) for entry in cheap)
-    names = defenses(entry for entry in cheap if _seen(entry, side) == least)
-    level = next(_level(entry, side) for entry in cheap if entry['defense'] == names[0])
-    return [found(f'deploy.unpriced_{side}', names=names, number=len(names), **level), *told]
+    named = [entry for entry in cheap if _seen(entry, side) == least]
+    names, doubted = defenses(named), defenses(filter(_flags, named))
+    flags = dict.fromkeys(flag for entry in named for flag in _flags(entry))
+    doubt = found('deploy.doubted', names=doubted, flags=list(flags)) if doubted else ''
+    level = _level(named[0], side)
+    return [found(f'deploy.unpriced_{side}', names=names, number=len(names), doubt=doubt, **level), *told]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
   level = _level(best, side)
-  high, flags = level['range']['success_high'], [flag.partition(':')[0] for flag in best.get('flags', ())]
+  high, flags = level['range']['success_high'], _flags(best)
   name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
   name = 'flagged' if flags and name != 'shown' else name
   facts = {
@@ -147,6 +150,11 @@ def _side(
     **level,
   }
   return [found(f'deploy.{name}_{side}', **facts), *told]
+
+
+def _flags(entry: Mapping[str, Any]) -> list[str]:
+  """Returns the flags of an entry, without their figures."""
+  return [flag.partition(':')[0] for flag in entry.get('flags', ())]
 
 
 def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -89,7 +89,7 @@ def test_where_none_that_is_cheap_hides_an_original_the_dear_one_is_named_that_d
 def test_without_any_cost_those_that_show_least_are_named():
   entries = [entry(name, shown, malicious=4, cost=None) for name, shown in (('a', 0), ('b', 30), ('c', 0))]
   told = deploy.advice([NONE, *entries])
-  assert [one.name for one in told] == ['deploy.unpriced_honest', 'deploy.unpriced_malicious', 'deploy.unknown']
+  assert [one.name for one in told] == ['deploy.unpriced_honest', 'deploy.unpriced_malicious']  # all are counted
   assert told[0].facts['names'] == told[1].facts['names'] == ['a', 'c']
   assert '`a` and `c` show least: 0 of 40 samples are recognisable (0–9 %). What they cost is unknown.' in str(told[0])
 
@@ -136,6 +136,16 @@ def test_a_flag_is_said_and_nothing_is_to_be_deployed_by_it():
   assert told.name == 'deploy.flagged_honest' and 'too low: attack weaker than its control.' in str(told)
   assert 'deploy `a`' not in str(told)
   assert names(NONE, {**made, 'honest': side(20, 40)}) == ['shown_honest']
+
+
+def test_a_flag_is_said_where_no_cost_is_known():
+  flag = 'gradient masked: the objective never moved'
+  (told,) = deploy.advice([NONE, *({**entry(name, 0, cost=None), 'flags': [flag]} for name in 'ab')])
+  assert str(told).endswith(
+    'unknown. Entries of `a` and `b` are flagged, so that the count may be too low: gradient masked.'
+  )
+  (told,) = deploy.advice([NONE, {**entry('a', 0, cost=None), 'flags': [flag]}, entry('b', 0, cost=None)])
+  assert '`a` and `b` show least' in str(told) and 'Entries of `a` are flagged' in str(told)
 
 
 def test_a_malicious_server_sees_what_a_curious_one_sees():
