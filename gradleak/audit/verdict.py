@@ -1,6 +1,7 @@
 """What the figures of one run amount to, in four levels, or why they amount to nothing."""
 
 import math
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,16 +163,17 @@ class Alarms(NamedTuple):
   attackers: int
 
 
-def united(controls: list[dict]) -> Alarms:
+def united(controls: list[dict], named: Collection[int] = ()) -> Alarms:
   """Returns the `Alarms` of control runs, which are combined number by number: all attackers meet the same noise.
 
   Args:
     controls: control runs of several attackers, rows; see `false_alarms`.
+    named: the numbers of those that are re-identified without a picture.
   """
   by_number: dict[int, list[str]] = {}
   for row in false_alarms(controls):
     by_number.setdefault(row['trial'], []).append(row['verdict'])
-  found = [worst(set(verdicts)) for verdicts in by_number.values()]
+  found = [worst({*verdicts, *LEVELS[2:3] * (number in named)}) for number, verdicts in by_number.items()]
   reached = {level: sum(each in LEVELS[: i + 1] for each in found) for i, level in enumerate(LEVELS)}
   return Alarms(reached, len(found), max(map(len, by_number.values()), default=0))
 

@@ -80,8 +80,13 @@ def write_autoleak(found: AutoLeak, folder: Any) -> None:
 
 def alarms(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
   """Returns `worst.alarms` of one kind of server, of the defense whose rankings raise most."""
-  named = [rankings.alarms(found.ranked, defense) for defense in found.config['defenses']] if honest else [set()]
-  return worst.alarms([row for row in found.controls if row['honest'] == honest], max(named, key=len))
+  named = _named(found) if honest else set()
+  return worst.alarms([row for row in found.controls if row['honest'] == honest], named)
+
+
+def _named(found: AutoLeak) -> set[int]:
+  """Returns the control runs that the rankings of one defense re-identify, of the one whose rankings name most."""
+  return max((rankings.alarms(found.ranked, defense) for defense in found.config['defenses']), key=len)
 
 
 def _published(found: AutoLeak) -> dict[str, str]:
@@ -93,7 +98,8 @@ def _rows(found: AutoLeak, honest: bool) -> list[dict[str, Any]]:
 
 
 def _noise(found: AutoLeak, entries: Sequence[dict]) -> str:
-  return ' '.join(map(str, findings.alarms([row for row in found.controls if row['honest']], entries)))
+  controls = [row for row in found.controls if row['honest']]
+  return ' '.join(map(str, findings.alarms(controls, entries, _named(found))))
 
 
 def _levels(found: AutoLeak, entries: Sequence[dict]) -> list[blocks.Section]:

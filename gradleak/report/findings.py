@@ -1,7 +1,7 @@
 """What the figures of an audit show: each finding with its values, and no more than the figures say."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit.result import AuditResult
@@ -77,7 +77,7 @@ def unsuited(summaries: Sequence[Summary], config: Config) -> list[Finding]:
   return _places('findings.unsuited', alone)
 
 
-def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> list[Finding]:
+def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = (), named: Collection[int] = ()) -> list[Finding]:
   """Returns how often noise would be called a leak; nothing without control runs.
 
   The verdict on a defense is that of the worst of its attackers, and so is that on each upload of noise.
@@ -85,10 +85,11 @@ def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> list[
   Args:
     controls: the rows of the control runs.
     worst: from `cases.worst_case`.
+    named: the numbers of the control runs that rankings of candidates re-identify.
   """
   if not controls:
     return []
-  noise = united(controls)
+  noise = united(controls, named)
   _, low, high = statistics.proportion_interval(noise.reached[LEVELS[-1]], noise.n)
   further = [0, *noise.reached.values()]  # of each level or further
   counts = {level: noise.reached[level] - before for level, before in zip(LEVELS, further, strict=False)}
@@ -100,6 +101,7 @@ def alarms(controls: list[dict[str, Any]], worst: Sequence[Entry] = ()) -> list[
       by=found(
         'findings.worst_attacker' if noise.attackers > 1 else 'findings.one_attacker', attackers=noise.attackers
       ),
+      ranked=said('findings.ranked') if named else '',
       came=found('findings.some_alarms' if levels else 'findings.no_alarm', levels=levels, total=further[-1]),
       interval={'success_low': low, 'success_high': high},
     )

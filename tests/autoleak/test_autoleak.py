@@ -20,6 +20,8 @@ from gradleak.modalities import of_config
 from gradleak.studies.autoleak import baseline, bounds, ensemble, leaderboard, rankings
 from tests import texts
 from tests.circle import said_of_images
+from tests.leaderboards import found as made_up
+from tests.leaderboards import rank
 from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -432,6 +434,14 @@ def test_the_last_line_of_each_table_is_of_noise(both, tmp_path):
   assert [row[1][:6] for row in page.rows if row[0].startswith('noise')] == ['1 of 4', '0 of 4']
   alone = dataclasses.replace(found, controls=[row for row in found.controls if row['honest']])
   assert report.autoleak.alarms(alone, False) == []
+
+
+def test_false_matches_of_rankings_are_said_below_the_line_that_counts_them():
+  run = made_up()
+  ranked = [rank('none', [0], alarms=[1001]), rank('laplace(scale=0.1)', [])]
+  told = ' '.join(report.autoleak_table(dataclasses.replace(run, ranked=ranked)).split())
+  assert 'noise (false alarms) 0 of 2 (0–85 %) 0 of 2 (0–85 %) 1 of 2' in told
+  assert 'and by rankings of candidates, 1 comes to “re-identified”: a false alarm' in told
 
 
 @pytest.mark.parametrize('name', ['staged', 'malicious'])

@@ -301,6 +301,9 @@ def test_false_alarms_are_of_the_worst_attacker_as_the_verdict_on_a_defense_is()
   )
   runs[32 + 3] |= {'psnr': 14.0, 'pearson': 0.9}  # two mistakes about one upload are one false alarm
   assert verdict.united(runs).reached['above chance'] == 3
+  (ranked,) = findings.alarms(runs, named={5, 7})  # one of which an attacker brings to “above chance”
+  assert 'as a defense is, and by rankings of candidates, 2 come to “re-identified” and 2 come to' in str(ranked)
+  assert '2 come to “above chance”: false alarms (95 % interval' in str(ranked)
   _, many = findings.alarms(runs, [{'attackers': 9}])
   assert 'met by up to 9 attackers' in str(many) and 'in at most 1.2 % of uploads' in str(many)
 
