@@ -321,6 +321,7 @@ ROW = {
 CONTROL = Threshold(score=10.0, revealed=0.0, recognised=0.0, identified=0.0, correlation=0.3, certain=20.0)
 FLAT = {'recognised': 0, 'identified': 0, 'pearson': math.nan, 'flat': 1, 'batch_size': 1, 'steps': 300}
 UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
+BATCH = {**UNSEEN, 'identified': 1, 'flat': 0, 'batch_size': 8}
 
 
 @pytest.mark.parametrize(
@@ -347,6 +348,9 @@ UNSEEN = {'recognised': 0, 'identified': 0, 'pearson': 0.1}
     ({**UNSEEN, 'identified': 1}, {'correlation': math.nan}, False, False, 're-identified'),
     ({**UNSEEN, 'identified': 1, 'candidates': 740}, {'correlation': math.nan}, False, False, 're-identified'),
     ({**UNSEEN, 'identified': 1, 'candidates': 739}, {'correlation': math.nan}, False, False, 'inconclusive'),
+    # One of eight is first by chance eight times as often.
+    ({**BATCH, 'candidates': 8 * 741 - 1}, {'correlation': math.nan}, False, False, 're-identified'),
+    ({**BATCH, 'candidates': 8 * 741 - 2}, {'correlation': math.nan}, False, False, 'inconclusive'),
     ({**UNSEEN, 'identified': 1}, {'correlation': math.nan, 'identified': 1.0}, False, False, 'inconclusive'),
     ({'recognised': 0, 'identified': 0}, {}, False, False, 'above chance'),
     ({'recognised': 0, 'identified': 0}, {'score': 30.0}, False, False, 'inconclusive'),

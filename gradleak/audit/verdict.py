@@ -82,7 +82,8 @@ def judge(row: dict, beyond: Threshold) -> dict:
   - recognisable: an image has rank 1 among the candidates, and an SSIM of at least the gallery's threshold. Among fewer
     than `MIN_CANDIDATES` others the rank says little, or is certain: the run has to be above chance as well.
   - re-identified: an image has rank 1 among at least `MIN_CANDIDATES` others, and the correlation is beyond the
-    control. Where fewer than two control runs have one, rank 1 of at least `CHANCE` is as rare as that.
+    control. Where fewer than two control runs have one, rank 1 of at least `CHANCE` for each image of the batch is as
+    rare as that.
   - above chance: PSNR and correlation are beyond the control.
 
   The correlation of flat images means nothing. Where all images of a batch are flat, and the attack searches, the PSNR
@@ -100,7 +101,7 @@ def judge(row: dict, beyond: Threshold) -> dict:
   else:
     correlated = row[kind.correlation] > beyond.correlation
   above = row[kind.score] > beyond.score and correlated
-  rare = math.isnan(beyond.correlation) and row['candidates'] + 1 >= CHANCE
+  rare = math.isnan(beyond.correlation) and row['candidates'] + 1 >= CHANCE * row.get('batch_size', 1)
   reached = (
     row['revealed'] > beyond.revealed,
     row['recognised'] > beyond.recognised and (among_many or above),
