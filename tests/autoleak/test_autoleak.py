@@ -444,6 +444,15 @@ def test_false_matches_of_rankings_are_said_below_the_line_that_counts_them():
   assert 'and by rankings of candidates, 1 comes to “re-identified”: a false alarm' in told
 
 
+def test_what_a_user_calls_a_defense_is_no_part_of_the_task(scenario, monkeypatch):
+  monkeypatch.setattr(MODULE, 'ENSEMBLES', {'images': SHORT[1:2]})
+  monkeypatch.setattr(MODULE, 'CONTROLS', 2)
+  pruned = gl.defenses.prune(rate=0.5)
+  runs = [gl.autoleak(jax.random.key(1), scenario, one, 1, progress='none') for one in ([pruned], {'mine': pruned})]
+  tasks = [leaderboard.entries(one)[0]['task'] for one in runs]
+  assert tasks[0] == tasks[1] and runs[1].config['defenses'] == ['none', 'mine']
+
+
 @pytest.mark.parametrize('name', ['staged', 'malicious'])
 def test_bad_settings(scenario, name):
   with pytest.raises(gl.UsageError, match=f'{name} is 1, expected True or False'):
