@@ -7,12 +7,19 @@ import numpy as np
 
 from gradleak.core import statistics
 
+_TOKENS = ('next_token', 'masked_token')  # losses
+
+
+def counted(config: Mapping[str, Any]) -> str:
+  """Returns what an accuracy of a training with these settings counts: 'samples', or 'tokens' that are predicted."""
+  return 'tokens' if str(config.get('loss')).partition('(')[0] in _TOKENS else 'samples'
+
 
 def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
   """Returns what chance is judged by, plain JSON: columns of a measured round.
 
   Args:
-    labels: of the test samples, int [N].
+    labels: of the test samples, or the tokens in these, int [N].
     predicted: the class that the model predicts for each of them, int [N].
 
   Returns:
@@ -26,7 +33,7 @@ def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
   }
 
 
-def at_chance(row: Mapping[str, Any], num_classes: int | None = None) -> str:
+def at_chance(row: Mapping[str, Any], num_classes: int | None = None, noun: str = 'samples') -> str:
   """Returns why a model is at chance, in words; '' where it is not, or where the row does not say.
 
   A model is at chance that predicts one class for all test samples. So is one whose accuracy is not significantly above
@@ -36,9 +43,10 @@ def at_chance(row: Mapping[str, Any], num_classes: int | None = None) -> str:
     row: a measured round of `training.train`.
     num_classes: 1 / num_classes stands in for the fraction of the commonest class, which is no less, in rows without
       it.
+    noun: what its accuracy counts, see `counted`.
   """
   if row.get('predicted_classes') == 1:
-    return f'it predicts one class for all {row["tested"]:,} test samples'
+    return f'it predicts one class for all {row["tested"]:,} test {noun}'
   share = row.get('majority_share', 1 / num_classes if num_classes else None)
   if share is None or row.get('accuracy') is None or not row.get('tested'):
     return ''

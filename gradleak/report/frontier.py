@@ -70,7 +70,7 @@ def entries(
     errors.check_number('num_classes', num_classes, low=1, integer=True)
   base = trained.get('none')
   return [
-    _entry(defense, one, _seen(worst.get(defense, {}), kind), None if defense == 'none' else base, num_classes)
+    _entry(defense, one, _seen(worst.get(defense, {}), kind), None if defense == 'none' else base, given)
     for defense, one in trained.items()
   ]
 
@@ -86,12 +86,11 @@ def last_measured(trained: Trained) -> Mapping[str, Any]:
   return next((row for row in reversed(trained.rows) if 'accuracy' in row), {})
 
 
-def _entry(
-  defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None, num_classes: int | None
-) -> Entry:
+def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None, config: Mapping) -> Entry:
+  known = config.get('num_classes'), chance.counted(config)
   rounds, measured = trained.rows, last_measured(trained)
   lost = None
-  if base is not None and not chance.at_chance(last_measured(base), num_classes):
+  if base is not None and not chance.at_chance(last_measured(base), *known):
     lost = training.gained(last_measured(base), base.wrong, measured, trained.wrong)
   cost, low, high = (None,) * 3 if lost is None else (100 * x for x in (lost.share, lost.low, lost.high))
   answered = sum(row['clients'] for row in rounds)
@@ -102,7 +101,7 @@ def _entry(
     **worst,
     'accuracy': measured.get('accuracy'),
     'majority_share': measured.get('majority_share'),
-    'at_chance': chance.at_chance(measured, num_classes),
+    'at_chance': chance.at_chance(measured, *known),
     'cost': cost,
     'cost_low': low,
     'cost_high': high,

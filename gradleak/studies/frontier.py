@@ -115,7 +115,8 @@ class Trained(NamedTuple):
     seconds_defense: of these the defense's, None where they were not measured.
     stopped: whether the ε budget ended the training.
     epsilon: its `defenses.differential_privacy.Epsilon` after all rounds; None where none is counted.
-    wrong: the numbers of the test samples that the last model takes for another class; None where that is not known.
+    wrong: the numbers of the test samples, or the tokens in these, that the last model takes for another class; None
+      where that is not known.
   """
 
   rows: list
@@ -434,7 +435,7 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
 
 
 def _wrong(task: Task, variables: Mapping) -> list[int]:
-  """Returns the numbers of the test samples that a model takes for another class."""
+  """Returns the numbers of the test samples, or of the tokens in these, that a model takes for another class."""
   found, truth, _ = simulation.judged(task.given.client, variables, *task.test)
   return np.flatnonzero(found != truth).tolist()
 

@@ -103,6 +103,16 @@ def test_models_are_compared_sample_by_sample(trained):
     costs.of_training(folder, TASK)
 
 
+@pytest.mark.parametrize('loss', ['next_token', 'masked_token(share=0.2)'])
+def test_tokens_are_not_called_samples(trained, loss):
+  for defense, accuracy, predicted in (('none', 0.8, 10), ('outpost', 0.6, 10), ('concealment', 0.1, 1)):
+    folder = trained(defense, accuracy, measured=LOST | {'tested': 1000, 'predicted_classes': predicted}, loss=loss)
+  found = costs.of_training(folder, TASK)
+  assert ': 60.0 % of the 1,000 test tokens, undefended 80.0 % (' in found['outpost'].source
+  assert found['outpost'].source.endswith('by the number of test tokens)')
+  assert found['concealment'].at_chance == 'it predicts one class for all 1,000 test tokens'
+
+
 LOST = {'tested': 10_000, 'majority_share': 0.1, 'predicted_classes': 1}
 
 

@@ -358,7 +358,17 @@ class _Run:
       raise errors.UsageError(f'no attack of {VERSION} can run here: {"; ".join(reasons)}')
     rows, controls, facts = gathered(self.audits, {name: self._honest(name) for name in self.audits})
     first = next(iter(self.audits.values()))
-    dropped = ('attacks', 'attack_texts', 'defenses', 'defense_texts', 'only', 'restarts', 'rounds', 'controls', 'steps')
+    dropped = (
+      'attacks',
+      'attack_texts',
+      'defenses',
+      'defense_texts',
+      'only',
+      'restarts',
+      'rounds',
+      'controls',
+      'steps',
+    )
     config = {name: value for name, value in first.config.items() if name not in dropped}
     config |= {'version': VERSION, 'staged': self.staged, 'defenses': list(self.defenses)}
     seconds = max(seconds, sum(stage['seconds'] for stage in self.stages))

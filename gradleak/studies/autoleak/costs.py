@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from gradleak.core import errors
 from gradleak.core.storage import check_sealed, damaged, read_json, read_json_lines
-from gradleak.federated.chance import at_chance
+from gradleak.federated.chance import at_chance, counted
 from gradleak.federated.training import UNSETTLED, gained, unsettled
 from gradleak.studies.frontier import RESULT, TRAININGS, WRONG
 
@@ -24,9 +24,14 @@ class _Ended(NamedTuple):
   unsettled: float
 
   @property
+  def noun(self) -> str:
+    """See `gradleak.federated.chance.counted`."""
+    return counted(self.config)
+
+  @property
   def at_chance(self) -> str:
     """See `gradleak.federated.chance.at_chance`."""
-    return at_chance(self.last, self.config.get('num_classes'))
+    return at_chance(self.last, self.config.get('num_classes'), self.noun)
 
 
 class Cost(NamedTuple):
@@ -83,15 +88,15 @@ def _cost(bare: _Ended, one: _Ended) -> Cost:
   reached, last = bare.last['accuracy'], one.last
   points = round(100 * (reached - last['accuracy']), 2)
   source = (
-    f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test samples'
+    f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test {one.noun}'
     f'{_early(one.config, last)}{_lost(one)}, undefended {100 * reached:.1f} %{_still(bare, one)}'
   )
   lost, text = gained(bare.last, bare.wrong, last, one.wrong), one.config.get('defense_text', '')
   if lost is None:
     return Cost(points, source, None, one.at_chance, text)
   low, high = (round(100 * bound, 2) for bound in (lost.low, lost.high))
-  by = 'test samples that one of the two models alone classifies wrongly' if lost.pairs else 'number of test samples'
-  chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by})'.replace('-', '−')
+  by = 'test {} that one of the two models alone classifies wrongly' if lost.pairs else 'number of test {}'
+  chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by.format(one.noun)})'.replace('-', '−')
   return Cost(points, source + chance, (low, high), one.at_chance, text)
 
 
