@@ -17,6 +17,7 @@ import numpy as np
 from gradleak.audit import AuditResult, audit, joined, plan
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import frame
+from gradleak.audit.run import GROWS
 from gradleak.audit.settings import AuditSettings
 from gradleak.audit.verdict import LEVELS, worst
 from gradleak.core import errors
@@ -358,17 +359,7 @@ class _Run:
       raise errors.UsageError(f'no attack of {VERSION} can run here: {"; ".join(reasons)}')
     rows, controls, facts = gathered(self.audits, {name: self._honest(name) for name in self.audits})
     first = next(iter(self.audits.values()))
-    dropped = (
-      'attacks',
-      'attack_texts',
-      'defenses',
-      'defense_texts',
-      'only',
-      'restarts',
-      'rounds',
-      'controls',
-      'steps',
-    )
+    dropped = (*GROWS, *GROWS.values(), 'only', 'restarts', 'rounds', 'controls', 'steps')
     config = {name: value for name, value in first.config.items() if name not in dropped}
     config |= {'version': VERSION, 'staged': self.staged, 'defenses': list(self.defenses)}
     seconds = max(seconds, sum(stage['seconds'] for stage in self.stages))
