@@ -192,9 +192,7 @@ def scenario(
   given = _checked_gallery(kind, (samples, classes) if gallery is None else gallery, sample_shape, num_classes)
   known = None if public is None else (public[0], classes_of(public[1], client))
   kept, composition = _candidates(kind, given, classes, known)
-  own, others = (kind.cast(samples), classes), (kind.cast(given.samples), given.targets)
-  labelled = bool(np.all(given.targets >= 0)) and (given.by_class or not client.loss.own)
-  shared, alike = _shared(own, others, labelled), _shared(own, others, False)
+  shared, alike = _shared((kind.cast(samples), classes), given._replace(samples=kind.cast(given.samples)), client)
   if shared.any():
     composition['shared'] = int(np.count_nonzero(shared))
   described = {
@@ -386,17 +384,21 @@ def _candidates(
 
 
 def _shared(
-  private: tuple[np.ndarray, np.ndarray], listed: tuple[np.ndarray, np.ndarray], labelled: bool
-) -> np.ndarray:
-  """Returns how many others of a list have each private sample, int [N]; `labelled`: and its label."""
+  private: tuple[np.ndarray, np.ndarray], listed: data.Candidates, client: Client
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns how many others of a list have each private sample, int [N]: with its label, if that counts; and at all."""
+  labelled = bool(np.all(listed.targets >= 0)) and (listed.by_class or not client.loss.own)
 
-  def known(samples: np.ndarray, labels: np.ndarray) -> Iterator[tuple]:
+  def names(samples: np.ndarray, labels: np.ndarray, labelled: bool) -> Iterator[tuple]:
     return ((sample.tobytes(), int(label) * labelled) for sample, label in zip(samples, labels, strict=True))
 
-  own = list(known(*private))
-  asked = set(own)
-  counts = collections.Counter(one for one in known(*listed) if one in asked)
-  return np.asarray([max(0, counts[one] - 1) for one in own])
+  def counted(labelled: bool) -> np.ndarray:
+    own = list(names(*private, labelled))
+    asked = set(own)
+    counts = collections.Counter(one for one in names(*listed[:2], labelled) if one in asked)
+    return np.asarray([max(0, counts[one] - 1) for one in own])
+
+  return counted(labelled), counted(False)
 
 
 def _counted(given: data.Candidates, targets: np.ndarray) -> dict[str, int]:

@@ -133,8 +133,8 @@ def _side(
     least = min(_seen(entry, side) for entry in cheap)
     named = [entry for entry in cheap if _seen(entry, side) == least]
     names, doubted = defenses(named), defenses(filter(_flags, named))
-    flags = dict.fromkeys(flag for entry in named for flag in _flags(entry))
-    doubt = found('deploy.doubted', names=doubted, flags=list(flags)) if doubted else ''
+    reasons = list(dict.fromkeys(flag for entry in named for flag in _flags(entry)))
+    doubt = found('deploy.doubted', names=doubted, flags=reasons) if doubted else ''
     level = _level(named[0], side)
     return [found(f'deploy.unpriced_{side}', names=names, number=len(names), doubt=doubt, **level), *told]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
