@@ -20,6 +20,7 @@ from gradleak.core import errors, trees
 from gradleak.core.settings import Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
+from gradleak.modalities import Modality
 from gradleak.models.model import Model, require
 from gradleak.threat import Observation
 
@@ -131,8 +132,8 @@ def fidel(
 ) -> base.Attack:
   r"""Fidel (Enthoven & Al-Ars 2021) on a network whose first dense layer takes the image: one image per neuron.
 
-  Images in [0, 1] come first, among them those with the largest bias gradient, and those that repeat an earlier one
-  last. Closed-form; it returns no labels.
+  Images in [0, 1], or rows in the range of their table, come first, among them those with the largest bias gradient.
+  Those that repeat an earlier one come last. Closed-form; it returns no labels.
 
   Formula:
     \hat{x}_j = \Delta W_j / \Delta b_j \text{ for each neuron } j, \quad \text{combined: } \hat{x} =
@@ -157,14 +158,16 @@ def fidel(
     kernel, shares = image_layer(client.model, observation)
     seen = in_pixels(client.model, observation) if bias else observation
     sent, number = trees.get(observation.update, kernel) != 0, observation.batch_shape[0]
-    inputs, order = _read(trees.get(seen.update, kernel), trees.get(seen.update, shares), sent, bias, combine, number)
+    inputs, order = _read(
+      trees.get(seen.update, kernel), trees.get(seen.update, shares), sent, bias, combine, number, client.modality
+    )
     return inputs[order[: candidates * number or None]], None
 
   return base.closed_form(read)._replace(signed=bias)
 
 
 def _read(
-  kernel: jax.Array, shares: jax.Array, sent: jax.Array, bias: bool, combine: bool, number: int
+  kernel: jax.Array, shares: jax.Array, sent: jax.Array, bias: bool, combine: bool, number: int, kind: Modality
 ) -> tuple[jax.Array, jax.Array]:
   """Returns (reconstructions [neurons, in], or [1, in] of a single sample combined; their order, the surest first).
 
@@ -173,6 +176,7 @@ def _read(
     sent: bool [in, neurons], the entries of the kernel that are not dropped.
     bias, combine: as `fidel` takes them.
     number: private samples behind the update.
+    kind: the modality.
   """
   inputs, alive = partial_reconstructions(kernel, shares) if bias else up_to_scale(kernel)
   if not bias:
@@ -183,7 +187,7 @@ def _read(
       return combined(kernel, shares, sent).reshape(1, -1), jnp.zeros(1, jnp.int32)
     alike = (_correlations(inputs) >= _ALIKE) & alive.reshape(1, -1) & alive.reshape(-1, 1)
     inputs = combined_groups(kernel, shares, sent, alike)
-  return inputs, surest_first(inputs, shares, alive)
+  return inputs, surest_first(inputs, shares, alive, kind)
 
 
 def image_layer(model: Model, observation: Observation) -> tuple[Path, Path]:
@@ -228,15 +232,16 @@ def _holds(outer: tuple[str, ...], inner: tuple[str, ...]) -> bool:
   return len(outer) < len(inner) and inner[: len(outer)] == outer
 
 
-def surest_first(inputs: jax.Array, shares: jax.Array, alive: jax.Array) -> jax.Array:
+def surest_first(inputs: jax.Array, shares: jax.Array, alive: jax.Array, kind: Modality) -> jax.Array:
   """Returns the order of the partial reconstructions, int32 [neurons]; those that repeat an earlier one come last.
 
   Args:
     inputs: [neurons, in].
     shares: [neurons], the bias gradient; rounding matters least where it is large.
     alive: bool [neurons].
+    kind: the modality.
   """
-  beyond = beyond_box(inputs)
+  beyond = beyond_range(inputs, kind)
   order = jnp.lexsort((-jnp.abs(shares), jnp.where(beyond <= 1e-3, 0, beyond), ~alive))
   earlier = jnp.tril(jnp.ones((len(order), len(order)), bool), -1)
   repeats = jnp.any(earlier & (_correlations(inputs[order]) >= _SAME), axis=1)
@@ -251,6 +256,6 @@ def _correlations(rows: jax.Array) -> jax.Array:
   return unit @ unit.T
 
 
-def beyond_box(inputs: jax.Array) -> jax.Array:
-  """Returns by how much each of [K, in] leaves [0, 1] at most, [K]; negative within."""
-  return jnp.maximum(jnp.max(-inputs, axis=1), jnp.max(inputs - 1, axis=1))
+def beyond_range(inputs: jax.Array, kind: Modality) -> jax.Array:
+  """Returns by how much each of [K, in] leaves the range of a modality's samples at most, [K]; 0 within."""
+  return jnp.max(jnp.abs(inputs - kind.settle(inputs)), axis=1)

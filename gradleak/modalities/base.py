@@ -153,6 +153,7 @@ class Modality:
     noun: what one sample is called, singular and plural.
     shaped: the shape of one sample -> how sentences describe it.
     settle: samples that a search has moved -> the nearest that are allowed.
+    box: the least and the largest entry that a sample can have by definition; infinite ones where it may have any.
     terms: names of the special terms of matching that are defined on them, see `attacks.matching.terms`.
     dtype: of samples: 'float32', or 'int32' for what is looked up.
     relaxed_axes: how many axes one sample has as a search moves it, floats; None for those of the sample.
@@ -180,6 +181,7 @@ class Modality:
   shaped: Callable[[Sequence[int]], str] = lambda shape: f'samples of shape {tuple(shape)}'
   further: tuple[Shown, ...] = ()
   settle: Callable[[Any], Any] = lambda samples: samples
+  box: tuple[float, float] = (-math.inf, math.inf)
   terms: frozenset[str] = frozenset()
   flat: Callable[[np.ndarray], np.ndarray] = lambda samples: np.zeros(len(samples), bool)
   describe: Callable[[np.ndarray], Mapping[str, Any]] = lambda samples: {}

@@ -278,6 +278,7 @@ IMAGES = modality(
     words=WORDS,
     shaped=shaped,
     settle=lambda images: jnp.clip(images, 0.0, 1.0),
+    box=(0.0, 1.0),
     terms=frozenset({'tv', 'roughness', 'prior', 'group', 'order', 'denoising'}),
   )
 )

@@ -13,6 +13,7 @@ its width.
 """
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Collection
 from typing import Annotated
@@ -22,12 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks.base import Attack, attack, closed_form
-from gradleak.attacks.fidel import beyond_box, partial_reconstructions
+from gradleak.attacks.fidel import beyond_range, partial_reconstructions
 from gradleak.core import errors
 from gradleak.core.settings import Choice, Range
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models.model import Model, require, wrapped
 from gradleak.servers.base import Server, one_round, server
 from gradleak.threat import Observation
@@ -40,9 +42,10 @@ Quantiles = Annotated[str, Choice(('normal', 'laplace', 'empirical'))]
 _NAME = 'imprint'
 # Mean and standard deviation of a measurement of natural images: of 2,000 in CIFAR-10, and over five draws of w.
 _NATURAL = {'mean': (0.47, 0.13), 'random': (0.0, 0.2)}
+_STANDARDISED = (0.0, 1.0)  # of standardised entries: at most this deviation of their mean
 # The outermost edges are this many standard deviations from the mean.
 _END = 10
-# An image is a mixture if its pixels leave [0, 1], or its measurement leaves its bin in units of the width, by more.
+# What leaves its modality's range, or its bin in units of the width, by more is a mixture.
 _SLACK = 0.02
 # The precision of the products whose differences are taken: TF32, the default of a GPU, leaves 60 dB.
 _EXACT = jax.lax.Precision.HIGHEST
@@ -58,7 +61,7 @@ def measurement_vector(key: jax.Array, size: int, measurement: str) -> jax.Array
 
 
 def bin_edges(
-  bins: int, quantiles: str, *, measured: np.ndarray | None = None, measurement: str = 'mean'
+  bins: int, quantiles: str, *, measured: np.ndarray | None = None, measurement: str = 'mean', kind: Modality = IMAGES
 ) -> np.ndarray:
   """Returns the edges c_0 < … < c_K, float64 [bins + 1], of bins that images fall into equally often.
 
@@ -66,8 +69,10 @@ def bin_edges(
     bins: their number K.
     quantiles: of the 'normal' or 'laplace' distribution with the mean and standard deviation of `measured`, or
       'empirical' ones of `measured` itself.
-    measured: measurements of auxiliary images [P]. Without them, the mean and deviation are those of natural images.
+    measured: measurements of auxiliary images [P]. Without them, the mean and deviation are those of natural images,
+      and 0 and 1 for entries without a range, such as standardised rows.
     measurement: what is measured, 'mean' or 'random'.
+    kind: the modality.
 
   Raises:
     UsageError: for 'empirical' without auxiliary images.
@@ -77,7 +82,8 @@ def bin_edges(
       'imprint(quantiles=empirical) needs auxiliary samples: give public=(samples, targets) to gradleak.scenario, '
       "or take 'normal' or 'laplace'"
     )
-  mean, stddev = _NATURAL[measurement] if measured is None else (np.mean(measured), np.std(measured))
+  usual = _STANDARDISED if math.isinf(kind.box[1]) else _NATURAL[measurement]
+  mean, stddev = usual if measured is None else (np.mean(measured), np.std(measured))
   shares = np.arange(1, bins) / bins
   if quantiles == 'empirical':
     inner = np.quantile(measured, shares)
@@ -201,7 +207,8 @@ def imprint_server(
     if scenario.public is not None:
       public = np.asarray(scenario.public[0], np.float64)
       measured = public.reshape(len(public), -1) @ np.asarray(w, np.float64)
-    edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement)
+    kind = scenario.client.modality
+    edges = bin_edges(bins, quantiles, measured=measured, measurement=measurement, kind=kind)
     module = module_parameters(w, edges, gain=gain, sparse=sparse)
     model = insert(scenario.client.model, module, gain=gain, sparse=sparse, residual=residual)
     given, shape = scenario.client, scenario.samples.shape[1:]
@@ -224,18 +231,19 @@ def _inside(name: str, layers: Collection[str]) -> str:
 
 
 def recover(
-  update: Tree, module: Tree, *, gain: float = 1.0, sparse: bool = False
+  update: Tree, module: Tree, *, gain: float = 1.0, sparse: bool = False, kind: Modality = IMAGES
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns what each bin holds, the surest first: (images [K, D], shares [K], whether there is anything bool [K]).
 
   An image that is alone in its bin has pixels in [0, 1], and its measurement lies in its bin. The order is first by
-  whether the measurement lies in the bin, then by how far the pixels leave [0, 1]. The third criterion is the size of
-  the share in the gradient, since rounding matters least for a large one.
+  whether the measurement lies in the bin, then by how far the entries leave the modality's range. The third criterion
+  is the size of the share in the gradient, since rounding matters least for a large one.
 
   Args:
     update: of the first layer of the module, {'kernel' [D, K], 'bias' [K]}; a gradient or a delta.
     module: the parameters of this layer as sent.
     gain, sparse: as the module was built.
+    kind: the modality.
   """
 
   def differences(x):
@@ -243,7 +251,7 @@ def recover(
 
   shares = differences(update['bias'])
   images, alive = partial_reconstructions(differences(update['kernel']), shares)
-  beyond = beyond_box(images)
+  beyond = beyond_range(images, kind)
   z = jnp.einsum('kd,dk->k', images, module['kernel'], precision=_EXACT) + module['bias']
   widths = -jnp.diff(module['bias'], append=-jnp.inf)  # the topmost bin has no end
   widths = jnp.full_like(widths, gain) if sparse else widths
@@ -280,13 +288,13 @@ def imprint(
     \hat{x}_k = \Delta W_k / \Delta b_k
 
   Args:
-    client: not used: the module is read in the same way for every client.
+    client: whose modality is read; the module is the same for every client.
     bins, measurement, gain, quantiles, sparse, residual: see `imprint_server`.
 
   Raises (when run):
     UsageError: for a model without the module.
   """
-  del client, residual
+  del residual
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     params = observation.variables['params']
@@ -295,7 +303,7 @@ def imprint(
         "the attack imprint reads a module that the model sent does not have: send that of the attack's own server"
       )
     module, update = (tree['measure'] for tree in (params[_NAME], observation.update[_NAME]))
-    images, _, _ = recover(update, module, gain=gain, sparse=sparse)
+    images, _, _ = recover(update, module, gain=gain, sparse=sparse, kind=client.modality)
     return images[: observation.batch_shape[0]], None
 
   return closed_form(read, auxiliary_data=True)

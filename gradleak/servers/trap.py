@@ -21,12 +21,13 @@ import numpy as np
 
 from gradleak.attacks.base import Attack, attack, closed_form
 from gradleak.attacks.dense import first_dense_input, first_dense_layer
-from gradleak.attacks.fidel import partial_reconstructions
+from gradleak.attacks.fidel import beyond_range, partial_reconstructions
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Fraction
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
 from gradleak.federated.scenario import Scenario
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models.model import require
 from gradleak.servers.base import Server, check_sent, one_round, replaced, server
 from gradleak.threat import Observation
@@ -34,7 +35,8 @@ from gradleak.threat import Observation
 VARIANTS = ('mirrored', 'independent', 'both', 'soliton_free', 'soliton_data', 'qbi')
 
 _SOLITON = 0.05, 0.4  # c and δ of the published experiments
-# A quotient that leaves [0, 1] by more than _SLACK is a mixture; two within _EQUAL, root mean square, are one image.
+# A quotient that leaves its modality's box by more than _SLACK is a mixture. Two within _EQUAL, root mean square, are
+# one image.
 _SLACK, _EQUAL = 0.01, 0.01
 _ROUNDING = 1e-3  # relative to the mean |z|: below it, rounding decides whether a neuron is active
 _EXACT = jax.lax.Precision.HIGHEST
@@ -226,6 +228,7 @@ def trap_weights(
   scale: float = 0.99,
   stddev: float = 0.5,
   auxiliary: np.ndarray | None = None,
+  kind: Modality = IMAGES,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns (kernel float32 [inputs, neurons], bias float32 [neurons]) of the first dense layer.
 
@@ -240,10 +243,12 @@ def trap_weights(
       and set the bias at the quantile 1 − d/B of the pre-activation: 'qbi' with d = 1, the soliton variants with d
       drawn from `soliton`. 'qbi' and 'soliton_data' take the quantile over auxiliary images. 'soliton_free', and 'qbi'
       without such images, take that of a sum of independent pixels, uniform in [0, 1]:
-      −b = Σw/2 + √(Σw²/12)·Φ⁻¹(1 − d/B).
+      −b = Σw/2 + √(Σw²/12)·Φ⁻¹(1 − d/B). Entries without a range, such as those of standardised rows, have mean 0 and
+      deviation 1.
     scale: s.
     stddev: σ.
     auxiliary: inputs of the layer for auxiliary images, [P, in].
+    kind: the modality.
 
   Raises:
     UsageError: for 'soliton_data' without auxiliary images.
@@ -269,7 +274,8 @@ def trap_weights(
     shares = 1 - np.minimum(degrees, batch_size - 0.5) / batch_size
     if auxiliary is None or variant == 'soliton_free':
       quantile = np.array([statistics.NormalDist().inv_cdf(share) for share in shares])
-      bias = -weights.sum(axis=1) / 2 - np.sqrt(np.sum(weights**2, axis=1) / 12) * quantile
+      mean, variance = (0, 1) if math.isinf(kind.box[1]) else (1 / 2, 1 / 12)
+      bias = -mean * weights.sum(axis=1) - np.sqrt(variance * np.sum(weights**2, axis=1)) * quantile
     else:
       z = np.asarray(auxiliary, np.float64)[:, pixels] @ weights.T
       # 'hazen': halfway between the d-th and the next of B images.
@@ -317,6 +323,7 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
       scale=scale,
       stddev=float(np.std(honest)) or 0.5,
       auxiliary=None if scenario.public is None else way.encode(scenario.public[0]),
+      kind=scenario.client.modality,
     )
     params = replaced(variables['params'], {kernel: weights, bias: biases})
     return scenario._replace(variables={**variables, 'params': params})
@@ -354,28 +361,33 @@ def _check_passage(model, variables, paths, way, sample_shape):
 
 
 def recover(
-  update: tuple[jax.Array, jax.Array], sent: tuple[jax.Array, jax.Array], count: int
+  update: tuple[jax.Array, jax.Array], sent: tuple[jax.Array, jax.Array], count: int, kind: Modality = IMAGES
 ) -> tuple[jax.Array, jax.Array]:
   """Returns inputs of the first dense layer, the surest first: (inputs [K, in], how many neurons agree on each [K]).
 
-  A quotient of a neuron with entries outside [0, 1] is a mixture of images. Mixtures inside are found by agreement:
-  neurons that hold the same image alone agree on it, while neurons that mix several have different quotients. An image
-  that was found also activates other neurons, by the weights that were sent; these hold mixtures and come last. Among
-  neurons that agree with no other, those with more contrast come first, since mixing lowers the contrast. Among neurons
-  that agree, the one with the largest bias gradient is used.
+  A quotient of a neuron with entries outside the box of its modality is a mixture. Mixtures inside are found by
+  agreement: neurons that hold the same image alone agree on it, while neurons that mix several have different
+  quotients. An image that was found also activates other neurons, by the weights that were sent; these hold mixtures
+  and come last. Among neurons that agree with no other, rows in the range of their table come first. Then come those
+  with more contrast, since mixing lowers the contrast. Among neurons that agree, the one with the largest bias gradient
+  is used.
 
   Args:
     update: of the layer, (kernel [in, neurons], bias [neurons]); a gradient or a delta.
     sent: the weights of the layer as sent, likewise.
     count: K, at most the number of neurons. If fewer inputs are found, the rest are zeros with an agreement of 0.
+    kind: the modality.
   """
   inputs, alive = partial_reconstructions(*update)
-  slack = jnp.asarray(_SLACK, inputs.dtype)
-  valid = alive & (inputs.min(axis=1) >= -slack) & (inputs.max(axis=1) <= 1 + slack)
+  low, high = (jnp.asarray(end, inputs.dtype) for end in (kind.box[0] - _SLACK, kind.box[1] + _SLACK))
+  valid = alive & (inputs.min(axis=1) >= low) & (inputs.max(axis=1) <= high)
   inputs = jnp.where(valid.reshape(-1, 1), inputs, jnp.zeros_like(inputs))
   agree = _equal(inputs) & valid.reshape(-1, 1) & valid.reshape(1, -1)
   support = jnp.sum(agree, axis=1, dtype=jnp.int32)
-  order = jnp.lexsort((-inputs.std(axis=1), -support))
+  beyond = beyond_range(inputs, kind)
+  order = jnp.lexsort(
+    (-inputs.std(axis=1), jnp.where(beyond <= jnp.asarray(_SLACK, beyond.dtype), 0, beyond), -support)
+  )
 
   z = jnp.matmul(inputs, sent[0], precision=_EXACT) + sent[1].reshape(1, -1)
   activates = z > jnp.asarray(_ROUNDING, z.dtype) * jnp.abs(z).mean()
@@ -437,7 +449,7 @@ def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', 
     update, sent = (
       tuple(trees.get(t, p) for p in paths) for t in (observation.update, observation.variables['params'])
     )
-    inputs, _ = recover(update, sent, min(observation.batch_shape[0], update[1].shape[0]))
+    inputs, _ = recover(update, sent, min(observation.batch_shape[0], update[1].shape[0]), client.modality)
     return passage(layers, observation.update, sample_shape).decode(inputs), None
 
   return closed_form(read, auxiliary_data=variant in ('soliton_data', 'qbi'))

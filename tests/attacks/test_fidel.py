@@ -14,9 +14,19 @@ import gradleak as gl
 from gradleak import Client, Knowledge, Observation, models
 from gradleak.attacks import decoded
 from gradleak.attacks.dense import entry, first_dense_input, first_dense_layer, in_pixels
-from gradleak.attacks.fidel import combined, fidel, from_update, image_layer, partial_reconstructions, up_to_scale
+from gradleak.attacks.fidel import (
+  combined,
+  fidel,
+  from_update,
+  image_layer,
+  partial_reconstructions,
+  surest_first,
+  up_to_scale,
+)
 from gradleak.core import errors, trees
+from gradleak.data import tables
 from gradleak.metrics import revealed
+from gradleak.modalities import IMAGES, table
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -149,6 +159,13 @@ def test_finite_in_finite_out(scale):
 @jax.vmap
 def all_readings(kernel, bias):
   return partial_reconstructions(kernel, bias), up_to_scale(kernel), combined(kernel, bias)
+
+
+def test_what_is_surest_lies_in_the_range_of_its_modality():
+  rows = table(tables.infer({name: [0.0, 1.0, 2.0, 9.0] for name in 'abc'}))
+  inputs, shares = np.float32([[-3, 0, 1], [1.5, -0.8, 0], [0.2, 0.5, 0.1]]), np.float32([3, -2, 1])
+  for kind, order in ((IMAGES, [2, 1, 0]), (rows, [1, 2, 0])):
+    np.testing.assert_array_equal(surest_first(inputs, shares, np.ones(3, bool), kind), order)
 
 
 def test_a_model_without_a_dense_layer_is_a_usage_error():

@@ -10,6 +10,7 @@ from scipy import stats
 import gradleak
 from gradleak import Client, Knowledge, Observation, defenses, models
 from gradleak.core import errors, trees
+from gradleak.modalities import TABLE, of_config
 from gradleak.models import precode
 from gradleak.servers.imprint import (
   bin_edges,
@@ -135,7 +136,7 @@ def test_many_updates_at_once_and_nothing_at_all():
   rng = np.random.default_rng(0)
   one = {'kernel': rng.normal(size=(5, 4)).astype(np.float32), 'bias': rng.normal(size=4).astype(np.float32)}
   updates = jax.tree.map(lambda u: jnp.stack([u, 0 * u, jnp.full_like(u, jnp.nan)]), one)
-  attack = imprint(bins=4)(None)
+  attack = imprint(bins=4)(Client(models.mlp(10), 10))
 
   def read(update):
     variables = {'params': {'imprint': {'measure': module}}}
@@ -155,6 +156,21 @@ def test_many_updates_at_once_and_nothing_at_all():
 def test_without_auxiliary_images_the_bins_are_those_of_natural_ones(quantiles, law):
   edges = bin_edges(50, quantiles)
   np.testing.assert_allclose(law.cdf(edges), np.arange(51) / 50, atol=1e-6)
+
+
+def test_standardised_rows_without_public_ones_have_bins_of_their_own(prepared):
+  np.testing.assert_allclose(stats.norm(0, 1).cdf(bin_edges(50, 'normal', kind=TABLE)), np.arange(51) / 50, atol=1e-6)
+  data = gradleak.data.load('breast_cancer', 'test', limit=8)
+  of_rows = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
+  honest = gradleak.scenario(models.mlp(2, 'default', widths=(8,)), data.samples, data.targets, **of_rows)
+  sent = prepared(imprint(bins=256), honest, 8)
+  module = sent.variables['params']['imprint']['measure']
+  bins = np.sum(sent.samples @ np.asarray(module['kernel']) + np.asarray(module['bias']) > 0, axis=1)
+  alone = [np.sum(bins == bin) == 1 for bin in bins]
+  found = np.asarray(reconstruct(imprint(bins=256)(sent.client), observe(sent)).samples)
+  near = np.abs(found[:, None] - sent.samples).max(axis=2) < 0.01
+  assert np.sum(alone) >= 6
+  np.testing.assert_array_equal(near.any(axis=0), alone)
 
 
 def test_edges_rise_even_where_all_auxiliary_images_are_alike():

@@ -12,6 +12,7 @@ from scipy import stats
 import gradleak
 from gradleak import Knowledge, Observation, models
 from gradleak.core import errors
+from gradleak.modalities import of_config
 from gradleak.servers.trap import passage, recover, soliton, trap, trap_weights
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -85,6 +86,24 @@ def test_who_activates_a_neuron_alone_comes_back(digits, prepared, variant):
   sure = int(np.sum(alone >= 2))
   assert np.all(distance[:sure].min(axis=1) < 1e-3)
   assert len(set(distance[:sure].argmin(axis=1).tolist())) == sure
+
+
+@pytest.mark.parametrize('held', [True, False])
+def test_rows_that_activate_a_neuron_alone_come_back(prepared, held):
+  data = gradleak.data.load('breast_cancer', 'test', limit=108)
+  public = (data.samples[8:], data.targets[8:]) if held else None
+  of_rows = {'key': jax.random.key(0), 'public': public, 'modality': of_config(data.settings)}
+  model = models.mlp(2, 'default', widths=(200, 8))
+  honest = gradleak.scenario(model, data.samples[:8], data.targets[:8], **of_rows)
+  method = trap(variant='qbi')
+  sent = prepared(method, honest, 8, seed=1)
+  layer = sent.variables['params']['Dense_0']
+  active = sent.samples @ np.asarray(layer['kernel'], np.float64) + np.asarray(layer['bias']) > 0
+  alone = active[:, active.sum(axis=0) == 1].sum(axis=1)
+  found = np.asarray(jax.jit(method(sent.client).reconstruct)(jnp.float32(0), observe(sent, 8)).samples)
+  near = np.abs(found[:, None] - sent.samples).max(axis=2) < 0.01
+  assert np.sum(alone >= 2) >= 4
+  assert np.all(near.any(axis=0)[alone >= 2])
 
 
 def test_agreement_then_what_is_known_then_contrast_decide():
