@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 import gradleak
 from gradleak import models
@@ -150,6 +151,42 @@ def test_a_last_layer_of_zeros_is_a_start_and_a_batch_that_does_not_fit_an_error
     inspect(model, variables, (8, 8, 1), batch=(images[:2], np.array([3, 11])))
   with pytest.raises(errors.UsageError, match="does not offer 'layers'"):
     inspect(models.from_functions(model.init, model.apply), variables, (8, 8, 1))
+
+
+class Convolutional(nn.Module):
+  """Two convolutions and a dense layer."""
+
+  @nn.compact
+  def __call__(self, images):
+    x = nn.relu(nn.Conv(16, (3, 3), name='0')(images))
+    return nn.Dense(5, name='5')(nn.relu(nn.Conv(16, (3, 3), name='2')(x)).reshape(len(images), -1))
+
+
+@pytest.mark.parametrize('trick', ['', 'handed_on', 'copies'])
+def test_convolutions_of_pytorch_are_read_as_those_of_flax(trick):
+  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
+  torch.manual_seed(0)
+  parts = (torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3, padding=1))
+  network = torch.nn.Sequential(*parts, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 64, 5))
+  weight = network[2].weight.data
+  if trick == 'handed_on':
+    weight.zero_()
+    weight[range(16), range(16), 1, 1] = 1
+  if trick == 'copies':
+    weight[:] = weight[:1].clone()
+  model, variables = models.from_torch(network, torch.rand(2, 1, 8, 8), check=False)
+  params = {
+    str(i): {'kernel': np.transpose(network[i].weight.data.numpy(), (2, 3, 1, 0)), 'bias': network[i].bias.data.numpy()}
+    for i in (0, 2)
+  }
+  dense = network[5].weight.data.numpy().reshape(5, 16, 64).transpose(2, 1, 0).reshape(-1, 5)
+  params['5'] = {'kernel': dense, 'bias': network[5].bias.data.numpy()}
+  batch = digits()[0][:8], digits()[1][:8] % 5
+  here = inspect(model, variables, (8, 8, 1), batch=batch)
+  there = inspect(models.from_flax(Convolutional()), {'params': params}, (8, 8, 1), batch=batch)
+  assert trick in ('', *suspicions(here)) and suspicions(here).keys() == suspicions(there).keys()
+  expected = {finding.check: finding.value for finding in there.findings}
+  assert {finding.check: finding.value for finding in here.findings} == pytest.approx(expected, abs=1e-3, rel=1e-3)
 
 
 def test_it_reads_networks_of_rows():

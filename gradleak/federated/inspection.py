@@ -127,7 +127,7 @@ def inspect(
   errors.refuse_traced('the variables', variables)
   loss = as_loss(loss)
   errors.check_instance('train', train, bool, 'True or False')
-  params = variables['params']
+  params = _features_last(model, variables['params'])
   found = [*_last_layer(layers[-1], params), *_front(layers, params, sample_shape), *_untouched(layers[:-1], params)]
   for index, layer in enumerate(layers[:-1]):
     found += _hidden_layer(layer, params, first=index == 0)
@@ -144,6 +144,19 @@ def _finding(check: str, where: str, value: float | np.floating, text: str) -> F
   """Returns the `Finding` of a value; the text may name {value} and {where}."""
   value = float(min(value, 1e12)) if np.isfinite(value) or value > 0 else 0.0
   return Finding(check, where, value, value / LIMITS[check], text.format(value=value, where=where))
+
+
+def _features_last(model: Model, params: Tree) -> Tree:
+  """Returns the parameters with the kernels of a network of PyTorch as those of others are: features are last."""
+  entries = () if model.layout is None else model.layout.entries
+  summed = {entry.path[1:]: entry.inputs for entry in entries if entry.inputs}
+
+  def turned(path: tuple, leaf: Any) -> Any:
+    inputs = summed.get(trees.path_names(path), ())
+    others = [axis for axis in range(leaf.ndim) if axis not in inputs]
+    return np.transpose(leaf, (*inputs, *others)).reshape(*(leaf.shape[i] for i in inputs), -1) if inputs else leaf
+
+  return jax.tree.map_with_path(turned, params)
 
 
 def _weights(layer: Layer, params: Tree) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -348,11 +361,12 @@ def _gains(
   Dividing by the error at the logits separates well-trained models from malicious ones. After long training few samples
   have an error left, and their gradients dominate. In a malicious model, samples with a large error have no gradient.
   """
+  params = _features_last(model, variables['params'])
   biases = tuple(
     (layer.name, path)
     for layer in layers
     for path in layer.paths[1:]
-    if path[-1] == 'bias' and _weights(layer, variables['params'])[1] is not None
+    if path[-1] == 'bias' and _weights(layer, params)[1] is not None
   )
   outputs = models.outputs_shape(model, variables, samples.shape[1:])[-1]
   targets = loss.targets.encode(loss.targets.checked(targets, len(samples), outputs), outputs, jnp.float32)
