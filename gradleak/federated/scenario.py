@@ -386,7 +386,10 @@ def _candidates(
 def _shared(
   private: tuple[np.ndarray, np.ndarray], listed: data.Candidates, client: Client
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns how many others of a list have each private sample, int [N]: with its label, if that counts; and at all."""
+  """Returns how many others have each private sample, int [N]: with its label, if that counts; and at all.
+
+  Others are in the list or private ones, which may not be in it. One in the list may be the private sample itself.
+  """
   labelled = bool(np.all(listed.targets >= 0)) and (listed.by_class or not client.loss.own)
 
   def names(samples: np.ndarray, labels: np.ndarray, labelled: bool) -> Iterator[tuple]:
@@ -394,9 +397,9 @@ def _shared(
 
   def counted(labelled: bool) -> np.ndarray:
     own = list(names(*private, labelled))
-    asked = set(own)
-    counts = collections.Counter(one for one in names(*listed[:2], labelled) if one in asked)
-    return np.asarray([max(0, counts[one] - 1) for one in own])
+    counts = collections.Counter(own)
+    counts |= collections.Counter(one for one in names(*listed[:2], labelled) if one in counts)
+    return np.asarray([counts[one] - 1 for one in own])
 
   return counted(labelled), counted(False)
 

@@ -29,6 +29,15 @@ def test_weights_are_drawn_until_somebody_gives_others(linear):
   assert not other.drawn and linear.of(slice(2), LOCAL).drawn
 
 
+def test_a_private_sample_that_another_one_repeats_is_shared_also_where_the_list_has_one_of_them(linear):
+  samples, targets = linear.samples.copy(), linear.targets.copy()
+  samples[-1], targets[-1] = samples[0], targets[0]
+  twins = [1] + [0] * (len(samples) - 2) + [1]
+  for gallery in (None, (samples[:-1], targets[:-1]), samples[:-1], samples[1:-1]):
+    made = gl.scenario(linear.client.model, samples, targets, variables=linear.variables, gallery=gallery)
+    assert made.shared.tolist() == twins and made.settings['gallery']['shared'] == 2
+
+
 def test_notes_are_added_to_what_is_recorded(linear):
   assert linear.noted({'seed': 3}).settings == {**linear.settings, 'seed': 3}
 
