@@ -7,7 +7,7 @@ every update adds Gaussian noise to a few of them, drawn at random. The server's
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -33,7 +33,8 @@ class Slicing(NamedTuple):
   """A gradient cut into contiguous slices; NumPy arrays.
 
   Attributes:
-    slices: int32 arrays shaped like the parameters: the number of the slice that each entry belongs to.
+    slices: int32 arrays shaped like the parameters: the number of the slice that each entry belongs to; s where it is
+      not shared.
     risk: float32 [s], the leakage risk of each slice.
     imbalance: (max − min) / mean of the slices' risks; 0 where there is no risk.
     num_slices: s.
@@ -138,6 +139,7 @@ def slice_gradients(
   num_slices: Count,
   layers: Sequence[Layer] | None = None,
   balance: Annotated[str, Choice(BALANCES)] = 'sensitivity',
+  unshared: Collection = (),
 ) -> Slicing:
   """Returns the `Slicing` of gradients shaped like `params` (section IV-B), computed in NumPy on the host.
 
@@ -152,9 +154,10 @@ def slice_gradients(
     num_slices: s.
     layers: a sequence of `gradleak.core.trees.Layer`, or None; the same as for `layer_risk`.
     balance: 'sensitivity', or 'size' for slices of equal size, the baseline of Table III A.
+    unshared: the paths of parameters that are not shared, `Context.unshared`: what is never sent is in no slice.
 
   Raises:
-    UsageError: for more slices than entries, or risks that are negative, not finite or not one per layer.
+    UsageError: for more slices than shared entries, or risks that are negative, not finite or not one per layer.
   """
   leaves, treedef = jax.tree.flatten(params)
   numbers, count = trees.layer_numbers(params, layers)
@@ -163,21 +166,30 @@ def slice_gradients(
   if layer_risk.shape != (count,) or not np.isfinite(layer_risk).all() or (layer_risk < 0).any():
     raise errors.UsageError(f'layer risks are {layer_risk}, expected {count} finite numbers ≥ 0, one per layer')
   sizes = np.bincount(numbers, [leaf.size for leaf in leaves], count).astype(np.int64)
-  errors.check_number('slice_gradients(num_slices)', num_slices, low=1, high=int(sizes.sum()), integer=True)
+  held = [trees.path_names(path) not in unshared for path, _ in jax.tree.leaves_with_path(params)]
+  sent = np.bincount(numbers, [leaf.size * one for leaf, one in zip(leaves, held, strict=True)], count).astype(np.int64)
+  errors.check_number('slice_gradients(num_slices)', num_slices, low=1, high=int(sent.sum()), integer=True)
 
   order = _forward_order(params, layers)
   layer_order = list(dict.fromkeys(numbers[i] for i in order))
   block = math.gcd(*sizes.tolist())
-  if sizes.sum() // block < num_slices:
+  if sent.sum() // block < num_slices:
     block = 1
   block_layers = np.repeat(layer_order, sizes[layer_order] // block)
-  risk = (layer_risk / sizes * block)[block_layers]
-  ends = _equal_parts(risk if balance == 'sensitivity' and risk.any() else np.ones_like(risk), num_slices)
-  block_slices = np.repeat(np.arange(num_slices, dtype=np.int32), np.diff(ends, prepend=0))
+  share = np.repeat([held[i] for i in order], [leaves[i].size for i in order]).reshape(-1, block).mean(axis=1)
+  used = share > 0
+  risk = (layer_risk / np.maximum(sent, 1) * block)[block_layers] * share
+  weighed = risk if balance == 'sensitivity' and risk.any() else share
+  ends = _equal_parts(weighed[used], num_slices)
+  block_slices = np.full(len(risk), num_slices, np.int32)
+  block_slices[used] = np.repeat(np.arange(num_slices, dtype=np.int32), np.diff(ends, prepend=0))
 
   entries = np.split(np.repeat(block_slices, block), np.cumsum([leaves[i].size for i in order])[:-1])
-  slices = {i: part.reshape(leaves[i].shape) for i, part in zip(order, entries, strict=True)}
-  slice_risk = np.bincount(block_slices, risk, num_slices)
+  slices = {
+    i: (part if held[i] else np.full_like(part, num_slices)).reshape(leaves[i].shape)
+    for i, part in zip(order, entries, strict=True)
+  }
+  slice_risk = np.bincount(block_slices[used], risk[used], num_slices)
   imbalance = float(np.ptp(slice_risk) / slice_risk.mean()) if slice_risk.any() else 0.0
   slices = jax.tree.unflatten(treedef, [slices[i] for i in range(len(leaves))])
   return Slicing(slices, slice_risk.astype(np.float32), imbalance, num_slices)
@@ -274,7 +286,8 @@ def prepare(context: Context, settings: Settings) -> tuple[Slicing]:
     context.client, context.variables, samples, targets, method=settings['estimate'], key=jax.random.key(0)
   )
   params = context.variables['params']
-  return (slice_gradients(params, risk, settings['num_slices'], context.layers, settings['balance']),)
+  balance, unshared = settings['balance'], context.unshared
+  return (slice_gradients(params, risk, settings['num_slices'], context.layers, balance, unshared),)
 
 
 @defense(
@@ -325,6 +338,7 @@ def graddefense(
     base.require_argument('graddefense', 'slicing', slicing)
     selection, noise = jax.random.split(key)
     chosen = select_slices(selection, slicing.num_slices, num_perturbed(ratio, slicing.num_slices))
+    chosen = jnp.append(chosen, False)  # what is in no slice
     return _add_noise(noise, updates, slicing.slices, chosen, stddev)
 
   return base.stateless('graddefense', perturb, random=True)

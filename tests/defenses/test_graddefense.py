@@ -470,18 +470,36 @@ def test_running_statistics_are_asked_for():
   )
 
 
+@pytest.mark.parametrize('balance', ['sensitivity', 'size'])
+def test_what_is_not_shared_is_in_no_slice(balance):
+  params = {'a': {'w': np.zeros((30, 4)), 'b': np.zeros(4)}, 'c': {'w': np.zeros((6, 5)), 'b': np.zeros(7)}}
+  for unshared in (('a', 'w'), ('a', 'b')), (('a', 'w'), ('c', 'b')), (('c', 'w'),):
+    for risk in ([2.0, 1.0], [0.0, 0.0]):
+      slicing = slice_gradients(params, risk, 10, balance=balance, unshared=unshared)
+      paths = {(module, name): part for module, own in slicing.slices.items() for name, part in own.items()}
+      assert all(np.all(paths.pop(path) == 10) for path in unshared)
+      sizes = np.bincount(np.concatenate([part.ravel() for part in paths.values()]), minlength=10)
+      assert len(sizes) == 10 and sizes.min() > 0
+      assert slicing.risk.sum() == pytest.approx(sum(risk[module == 'c'] for module in {path[0] for path in paths}))
+      if balance == 'size' or risk == [0.0, 0.0]:
+        assert np.ptp(sizes) <= 1
+  with pytest.raises(errors.UsageError, match='41'):
+    slice_gradients(params, [2.0, 1.0], 42, unshared=(('a', 'w'),))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('field', ['frozen', 'private'])
-def test_slices_hold_what_is_shared_alone(field):
+@pytest.mark.parametrize('name', ['graddefense_step', 'graddefense'])
+def test_slices_hold_what_is_shared_alone(name, field):
   """Else most of the noise falls on layers that the server never sees, and many uploads have none."""
   model = models.mlp(5, widths=(64, 16))
   variables = model.init(jax.random.key(0), (8, 8, 1))
   images, labels = jax.random.uniform(jax.random.key(1), (4, 8, 8, 1)), jnp.arange(4)
   client = Client(model, 5, **{field: ('Dense_0', 'Dense_1')})
   before = client.local_update(None, variables, images, labels).update['Dense_2']
-  bound = defenses.bind(
-    defenses.graddefense_step(stddev=1.0, ratio=0.5), defenses.Context(client, variables, (8, 8, 1))
-  )
+  settings = {'balance': 'size'} if name == 'graddefense' else {}
+  context = defenses.Context(client, variables, (8, 8, 1), (images, labels))
+  bound = defenses.bind(getattr(defenses, name)(stddev=1.0, ratio=0.5, **settings), context)
   update = jax.jit(lambda key: bound.client(client).local_update(key, variables, images, labels).update['Dense_2'])
   for seed in range(4):
     after = update(jax.random.key(seed))
