@@ -5,23 +5,33 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from gradleak.core import errors
 from gradleak.core.trees import Tree, path_names
 
 
-def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def sequence(
+  *transformations: optax.GradientTransformation, still: Collection[tuple[str, ...]] = ()
+) -> optax.GradientTransformationExtraArgs:
   """Composes transformations like `optax.chain`, with a separate key for each stage.
 
   `optax.chain` passes the same `key=` to every stage: two noises of the same kind would be one noise, twice. Here the
   i-th stage gets `fold_in(key, i)`.
+
+  Args:
+    *transformations: the stages.
+    still: the paths of parameters that are not sent: what a stage adds there is zero for the next one.
   """
   for one in transformations:
     errors.check_instance('a stage of the chain', one, optax.GradientTransformation, 'an optax transformation')
   if len(transformations) == 1:
     return optax.with_extra_args_support(transformations[0])
   stages = [optax.with_extra_args_support(transformation) for transformation in transformations]
+
+  def stilled(path: tuple, update: jax.Array) -> jax.Array:
+    return jnp.zeros_like(update) if path_names(path) in still else update
 
   def init(params: Tree) -> tuple:
     return tuple(stage.init(params) for stage in stages)
@@ -34,6 +44,7 @@ def sequence(*transformations: optax.GradientTransformation) -> optax.GradientTr
       if key is not None:
         extra['key'] = jax.random.fold_in(errors.check_key('key', key), i)
       updates, stage_state = stage.update(updates, stage_state, params, **extra)
+      updates = jax.tree.map_with_path(stilled, updates) if still else updates
       new_state.append(stage_state)
     return updates, tuple(new_state)
 

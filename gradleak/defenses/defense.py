@@ -511,11 +511,14 @@ class Bound:
     defense: the `Defense`.
     arguments: positional arguments of each stage's factory.
     gradients: that its stages compute of each sample, see `Traits`.
+    frozen, unshared: the paths of the parameters that a step does not move, and that an upload does not hold.
   """
 
   defense: Defense
   arguments: tuple[tuple, ...]
   gradients: int = 0
+  frozen: frozenset[tuple[str, ...]] = frozenset()
+  unshared: frozenset[tuple[str, ...]] = frozenset()
 
   def build(self, numbers: tuple, client: Any) -> Any:
     """Returns the client under the defense.
@@ -528,8 +531,8 @@ class Bound:
     return dataclasses.replace(
       client,
       transform=made['data'][0] if made['data'] else client.transform,
-      step=sequence(*made['step']) if made['step'] else client.step,
-      upload=sequence(*made['upload']) if made['upload'] else client.upload,
+      step=sequence(*made['step'], still=self.frozen) if made['step'] else client.step,
+      upload=sequence(*made['upload'], still=self.unshared) if made['upload'] else client.upload,
       extra_gradients=self.gradients,
     )
 
@@ -594,6 +597,8 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     defense,
     tuple(stage.arguments_in(context) for stage in defense.stages),
     sum(int(stage.traits.gradients(context, stage.settings)) for stage in defense.stages),
+    dataclasses.replace(context, client=dataclasses.replace(context.client, private=())).unshared,
+    context.unshared,
   )
   bound.client(context.client)  # so that a factory's errors are raised here, and not while tracing
   return bound

@@ -380,8 +380,8 @@ class Client:
     chain = optax.with_extra_args_support(self.step)
     with masked(weights if filled else None):  # of the loss, and of a defense that runs the network
       gradient, batch_stats = jax.grad(mean_loss, has_aux=True)(params)
-      if self.frozen:
-        gradient = trees.masked(gradient, self.trained_layers(params, self._shape(samples)))
+      trained = self.trained_layers(params, self._shape(samples)) if self.frozen else None
+      gradient = gradient if trained is None else trees.masked(gradient, trained)
       gradient, state = chain.update(
         gradient,
         state,
@@ -392,6 +392,8 @@ class Client:
         variables=variables,
         position=position,
       )
+      if trained is not None:  # else the optimizer would clip by the noise of a defense on what it does not move
+        gradient = trees.masked(gradient, trained)
     return gradient, batch_stats, state
 
   def held(self, params: Tree, sample_shape: tuple[int, ...]) -> Tree:

@@ -344,6 +344,24 @@ def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize(
+  'settings', [{'frozen': 'Dense_0'}, {'private': 'Dense_0'}, {'frozen': 'Dense_0', 'step': True}]
+)
+def test_noise_on_what_is_not_sent_counts_in_no_later_clip(small_images, settings):
+  images, labels = small_images
+  model = gl.models.mlp(10, widths=(8,), init='default')
+  if settings.pop('step', False):
+    defense = gl.defenses.dpsgd(norm=1.0, noise=1.0)
+    settings |= {'share': 'delta', 'learning_rate': 1.0, 'max_norm': 1.0}
+  else:
+    defense = gl.defenses.chain(gl.defenses.gaussian(stddev=1.0), gl.defenses.clip(norm=1.0))
+  scenario = gl.scenario(model, images[:1], labels[:1], key=jax.random.key(0), **settings)
+  client = gl.defenses.bind(defense, scenario.context).client(scenario.client)
+  update = send(client, jax.random.key(1), scenario.variables, images[:1], labels[:1]).update
+  np.testing.assert_allclose(optax.tree.norm(update), 1.0, rtol=1e-3)
+  assert not np.any(update['Dense_0']['kernel'])
+
+
 def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
   images, labels = small_images
   model = gl.models.mlp(10, widths=(8,), init='default')
