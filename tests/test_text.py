@@ -92,6 +92,18 @@ def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
   assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(sent.update))
 
 
+@pytest.mark.parametrize('loss', [CLASSES, 'next_token'])
+def test_slices_of_each_step_have_the_risk_of_texts(loss):
+  made = texts.scenario(loss, 'last' if loss == CLASSES else 'next', number=2)
+  client = gl.defenses.bind(gl.defenses.graddefense_step(stddev=0.1), made.context).client(made.client)
+  samples, labels = jnp.asarray(made.samples), jnp.asarray(made.targets)
+  given = made.variables, samples, labels
+  plain, sent = (jax.jit(one.local_update)(jax.random.key(0), *given).update for one in (made.client, client))
+  touched = [np.ravel(np.abs(a - b) > 1e-4) for a, b in zip(*map(jax.tree.leaves, (plain, sent)), strict=True)]
+  assert 0 < np.mean(np.concatenate(touched)) < 0.95
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sent))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
   'settings',

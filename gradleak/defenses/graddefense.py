@@ -423,6 +423,9 @@ def _tensor_risks(
   client: Any, params: Tree, variables: Mapping, samples: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> jax.Array:
   """Returns the risk of each leaf as `graddefense_step` measures it, float32 [leaves]."""
+  if jnp.issubdtype(samples.dtype, jnp.integer):  # they have no derivative
+    relaxation = client.modality.relaxation('', client.model)
+    samples = relaxation.relaxed(samples, {**variables, 'params': params})
 
   def sums(samples: jax.Array) -> jax.Array:
     def mean_loss(params: Tree) -> jax.Array:
