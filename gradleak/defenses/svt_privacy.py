@@ -135,9 +135,9 @@ def _passed(
   tail = 0.5 * jnp.exp(-jnp.abs(missing))
   passing = jnp.where(missing >= 0, tail, 1 - tail)  # the probability at each pass
   waiting = jnp.maximum(jax.random.exponential(second, magnitudes.shape), jnp.finfo(jnp.float32).tiny)
-  speed = -jnp.log1p(-passing) / waiting  # an entry passes at pass ⌈1 / speed⌉
+  speed = -jnp.log1p(-passing) / waiting  # an entry passes at pass ⌈1 / speed⌉, at the first where it is certain to
   slowest = magnitude_at(speed, jnp.maximum(count, 1))
-  return (speed > 0) & (jnp.ceil(1 / speed) <= jnp.ceil(1 / slowest))
+  return (speed > 0) & (jnp.ceil(1 / speed) <= jnp.maximum(jnp.ceil(1 / slowest), 1))
 
 
 def _without(key: jax.Array, passed: jax.Array, count: jax.Array) -> jax.Array:

@@ -56,11 +56,17 @@ def accepted(values, rng, count, epsilon, gamma, tau):
   return passed
 
 
+PASSES = [
+  ([0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 2.0, -0.6], {'epsilon': 12.0, 'gamma': 1.0, 'tau': 0.9}),
+  ([0.0, 1.0, 2.0, -1.0, 1.0, 0.2, -0.2, 0.2], {'epsilon': 200.0, 'gamma': 1.0, 'tau': 0.2}),  # four are certain to
+]
+
+
+@pytest.mark.parametrize(('values', 'settings'), PASSES)
 @pytest.mark.parametrize('replace', [False, True])
-def test_svt_privacy_selects_as_the_passes_do(replace):
+def test_svt_privacy_selects_as_the_passes_do(replace, values, settings):
   """How often each of a few entries is sent, in the filter's loop and here: differences of four deviations fail."""
-  values = np.asarray([0.0, 0.1, 0.3, 0.5, 0.8, 1.0, 2.0, -0.6], np.float32)
-  settings = {'epsilon': 12.0, 'gamma': 1.0, 'tau': 0.9}
+  values = np.asarray(values, np.float32)
   defense = defenses.svt_privacy(fraction=3 / 8, noise_var=math.inf, replace=replace, **settings)
   updates = {'w': jnp.asarray(values)}
   keys = jax.random.split(KEY, 4000)
