@@ -64,7 +64,8 @@ def _compensated(case: Case) -> AdaptiveAttack:
   def views(upload: Upload) -> list[View]:
     shares = np.full(known.rounds, 1 / math.sqrt(known.rounds * known.quieter(case.stage, upload)))
     variance = noise_variance(shares, **noise)  # of the mean or the sum over the rounds
-    cleaned = compensate(jax.tree.map(jnp.asarray, known.observed(upload)), variance)
+    update = jax.tree.map(jnp.asarray, known.observed(upload))
+    cleaned = compensate(update, variance, unshared=known.context.unshared)
     return [known.view(upload, update=jax.tree.map(np.asarray, cleaned))]
 
   words = "It applies the server's compensation to the upload first."

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import optax
 from gradleak.core import errors
 from gradleak.core.settings import Choice, Count, Fraction, NonNegative, Range, ranged
 from gradleak.core.trees import Tree
+from gradleak.defenses.base import shared_leaves
 from gradleak.defenses.defense import defense
 from gradleak.defenses.graddefense import CITATION, num_perturbed
 
@@ -52,6 +53,7 @@ def compensate(
   q: Annotated[float, Range(1, finite=True)] = 6,
   rule: Rule = 'band',
   layout: Layout = 'columns',
+  unshared: Collection | None = None,
 ) -> Tree:
   """Returns the update without the directions that cannot be distinguished from noise (section V-B).
 
@@ -68,8 +70,9 @@ def compensate(
       the paper's text also mentions.
     layout: 'columns' as in section VI-D: the vector is cut into w pieces of equal length, which are the columns.
       'rows': the matrix is filled row by row, as in the published code.
+    unshared: the paths of parameters that are not shared, whose zeros are no entries; None for none.
   """
-  leaves, treedef = jax.tree.flatten(update)
+  leaves, whole = shared_leaves(update, unshared)
   flat = jnp.concatenate([jnp.asarray(leaf, jnp.float32).ravel() for leaf in leaves])
   columns = math.ceil(math.sqrt(flat.size / q))
   rows = -(-flat.size // columns)
@@ -91,7 +94,7 @@ def compensate(
   for leaf in leaves:
     compensated.append(flat[start : start + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
     start += leaf.size
-  return jax.tree.unflatten(treedef, compensated)
+  return whole(compensated)
 
 
 class CompensationState(NamedTuple):
@@ -104,8 +107,15 @@ class CompensationState(NamedTuple):
   dropped: Tree
 
 
-@defense(place='round', citation=CITATION, post_processing=True, idle=lambda settings: settings['stddev'] == 0)
+@defense(
+  place='round',
+  citation=CITATION,
+  arguments=lambda context, settings: (context.unshared,),
+  post_processing=True,
+  idle=lambda settings: settings['stddev'] == 0,
+)
 def compensation(
+  unshared: Any = None,
   *,
   stddev: NonNegative,
   ratio: Fraction = 0.3,
@@ -132,6 +142,7 @@ def compensation(
     (1 \pm 1 / \sqrt{Q})^2, \quad \hat\sigma^2 = \tfrac{d}{s} \sigma^2 \sum_k \varepsilon_k^2
 
   Args:
+    unshared: see `compensate`.
     stddev, ratio, num_slices: the clients' settings of `graddefense`.
     q, rule, layout: see `compensate`.
     memory: whether what was dropped is added to the mean of the next round (error feedback). The procedure of section
@@ -142,6 +153,7 @@ def compensation(
     UsageError: if neither `num_clients=` nor `weights=` is given.
   """
   noise: dict[str, Any] = {'stddev': stddev, 'ratio': ratio, 'num_slices': num_slices}
+  given: dict[str, Any] = {'q': q, 'rule': rule, 'layout': layout, 'unshared': unshared}
 
   def init(params: Tree) -> optax.OptState:
     if not memory:
@@ -168,9 +180,9 @@ def compensation(
         'compensation needs the number of clients in the mean: call update(updates, state, params, num_clients=…)'
       )
     if not memory:
-      return compensate(updates, variance, q=q, rule=rule, layout=layout), state
+      return compensate(updates, variance, **given), state
     whole = jax.tree.map(lambda u, d: u.astype(jnp.float32) + d, updates, state.dropped)
-    kept = compensate(whole, variance, q=q, rule=rule, layout=layout)
+    kept = compensate(whole, variance, **given)
     dropped = jax.tree.map(jnp.subtract, whole, kept)
     return jax.tree.map(lambda k, u: k.astype(u.dtype), kept, updates), CompensationState(dropped)
 

@@ -48,6 +48,24 @@ def test_columns_is_the_default_and_the_order_of_entries_is_kept():
   assert defenses.compensation(stddev=1.0).stages[0].settings['layout'] == 'columns'
 
 
+@pytest.mark.parametrize('layout', ['columns', 'rows'])
+def test_zeros_of_frozen_layers_are_no_entries(layout):
+  model = gl.models.mlp(10, widths=(60, 8))
+  client = gl.Client(model, 10, frozen=('Dense_0',))
+  variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
+  defense = defenses.compensation(stddev=0.1, ratio=1.0, layout=layout)
+  server = defenses.bind(defense, defenses.Context(client, variables, (8, 8, 1))).server()
+  shared = client.shared_layers(variables['params'], (8, 8, 1))
+  drawn = trees.draws(jax.random.normal, KEY, variables['params'])
+  noise = trees.masked(jax.tree.map(lambda draw: 0.1 * draw, drawn), shared)
+  sent, _ = jax.jit(functools.partial(server.update, num_clients=1))(noise, server.init(variables['params']))
+  layers = [name for name in noise if name != 'Dense_0']
+  expected = compensate({name: noise[name] for name in layers}, 0.01, layout=layout)
+  for name in layers:
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), sent[name], expected[name])
+  assert not np.any(sent['Dense_0']['kernel'])
+
+
 def test_memory_loses_nothing():
   """What was let through and what is still remembered add up to all that came in, in every round (eq. 6)."""
   server = defenses.compensation(stddev=0.3, ratio=1.0, memory=True)
