@@ -299,6 +299,7 @@ class Defense(optax.GradientTransformationExtraArgs):
       raise errors.UsageError(
         f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C], N ≥ 1'
       )
+    samples, targets = jnp.asarray(samples), jnp.asarray(errors.as_array('targets', targets))
     key = None if key is None else errors.check_key('key', key)
     return self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
 

@@ -458,6 +458,17 @@ def test_signs_of_pixels_are_fair_and_independent():
     assert scipy.stats.binomtest(int(same.sum()), same.size, 0.5).pvalue > 1e-4
 
 
+def test_arrays_of_numpy_are_encoded_alike(batch, public):
+  function = samples.instahide(public)
+  expected = function(jax.random.key(0), *batch)
+  for given in (map(np.asarray, batch), (np.asarray(batch[0]), batch[1]), (batch[0], np.asarray(batch[1]))):
+    jax.tree.map(np.testing.assert_array_equal, function(jax.random.key(0), *given), expected)
+  client = Client(models.mlp(10), 10, transform=function.transform)
+  images, targets = map(np.asarray, batch)
+  found = client.transformed(jax.random.key(0), images, targets)
+  jax.tree.map(np.testing.assert_array_equal, found, client.transformed(jax.random.key(0), *batch))
+
+
 def test_the_bound_is_traced(batch, public):
   traces = []
 
