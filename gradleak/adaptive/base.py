@@ -162,7 +162,10 @@ class Known:
   def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
     size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
-    return min((norm_bound(stage, size) for stage in self.defense.stages if not self.trains(stage)), default=math.inf)
+    client = self.context.client
+    terms = self.num_samples // client.cohort if client.loss.summed else 1
+    stages = [stage for stage in self.defense.stages if not self.trains(stage)]
+    return min((norm_bound(stage, size, terms) for stage in stages), default=math.inf)
 
   @property
   def variance(self) -> float | Tree:

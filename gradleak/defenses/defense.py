@@ -125,7 +125,8 @@ class Traits:
       clip what it simulates.
     clips_each: what it clips one by one in place of the whole update: the gradient of each 'sample' (to `bounds`), each
       'upload' at the server, or each new 'weight'; '' for nothing. Attackers do not read it, pages do.
-    bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one.
+    bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one. Where it
+      clips each 'sample', that of a mean.
     limits: settings -> the largest magnitude of an entry of its output without noise of its own, or None.
     mechanism: (settings, L2 norm that the stage before it clips the upload to, or None; its position in the chain) ->
       the `Mechanism` that it is, or None.
@@ -656,13 +657,15 @@ def is_idle(stage: Stage) -> bool:
   return stage.traits.idle(stage.settings)
 
 
-def norm_bound(stage: Stage, size: int | None = None) -> float:
+def norm_bound(stage: Stage, size: int | None = None, terms: int = 1) -> float:
   """Returns a bound on the L2 norm of the stage's output without its own noise; infinity if there is none.
 
   Args:
     stage: the stage.
     size: how many entries the output has, for stages that limit each of them; None takes no account of those.
+    terms: how many gradients are summed where each of them is clipped; 1 for their mean.
   """
   declared, limits = stage.traits.bounds or stage.traits.clips, stage.traits.limits
   bound = math.inf if declared is None else float(declared(stage.settings))
+  bound *= terms if stage.traits.clips_each == 'sample' else 1
   return bound if limits is None or size is None else min(bound, math.sqrt(size) * float(limits(stage.settings)))

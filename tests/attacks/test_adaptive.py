@@ -264,6 +264,15 @@ def test_a_clip_of_each_step_is_none_of_their_sum(context, share, clip):
   assert known.clip == clip and known.norm_bound == clip
 
 
+@pytest.mark.parametrize('text', ['clip_samples(norm=0.5)', 'dpsgd(norm=0.5,noise=1)'])
+def test_clipped_gradients_of_samples_are_bounded_as_their_sum_or_mean_is(context, text):
+  for loss, cohort, bound in (('mean', 1, 0.5), ('sum', 1, 2.0), ('sum', 2, 1.0)):
+    client = gl.Client(context.client.model, 10, loss=f'cross_entropy(reduction={loss})', cohort=cohort)
+    changed = dataclasses.replace(context, client=client)
+    known = Known(defenses.bind(gl.parse(text), changed), changed, 4, 1, frozenset())
+    assert known.norm_bound == bound
+
+
 @pytest.mark.parametrize(
   ('text', 'variance'),
   [
