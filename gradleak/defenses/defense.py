@@ -334,12 +334,12 @@ class Defense(optax.GradientTransformationExtraArgs):
   @property
   def random(self) -> bool:
     """Whether what a client sends is random; stages of the place 'round' act on it afterwards."""
-    return any(stage.traits.random for stage in self.at('data', 'step', 'upload'))
+    return any(stage.traits.random and not is_idle(stage) for stage in self.at('data', 'step', 'upload'))
 
   @property
   def accumulates(self) -> bool:
     """Whether a client sends in later rounds what it held back."""
-    return any(stage.traits.accumulates for stage in self.at('data', 'step', 'upload'))
+    return any(stage.traits.accumulates and not is_idle(stage) for stage in self.at('data', 'step', 'upload'))
 
   def at(self, *places: str) -> tuple[Stage, ...]:
     """Returns the stages that act at these places, in their order."""
@@ -348,7 +348,7 @@ class Defense(optax.GradientTransformationExtraArgs):
   @property
   def bits(self) -> Callable[[Any], Any] | None:
     """What is sent of a tensor, floats [K, …] -> the bits of its code, [K]; None where it is sent as it is."""
-    last = self.at('upload')[-1:]
+    last = [stage for stage in self.at('upload') if not is_idle(stage)][-1:]
     found = last[0].traits.bits if last else None
     return None if found is None else functools.partial(found, last[0].settings)
 

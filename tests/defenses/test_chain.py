@@ -30,6 +30,12 @@ def test_members_of_one_kind_draw_different_noise(kind):
   assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
 
+def test_what_is_idle_neither_draws_nor_holds_back():
+  idle = defenses.chain(defenses.topk(ratio=0.5), defenses.gaussian(stddev=0.0), defenses.dgc(ratio=1.0))
+  acting = defenses.chain(defenses.topk(ratio=0.5), defenses.gaussian(stddev=0.1), defenses.dgc(ratio=0.5))
+  assert (idle.random, idle.accumulates) == (False, False) and (acting.random, acting.accumulates) == (True, True)
+
+
 def test_the_sum_of_two_gaussians_is_a_gaussian():
   both = drawn(defenses.chain(defenses.gaussian(stddev=3.0), defenses.gaussian(stddev=4.0)))
   assert scipy.stats.kstest(both, scipy.stats.norm(0, 5.0).cdf).pvalue > 0.01

@@ -189,6 +189,7 @@ def test_accuracy_of_targets_that_are_probabilities(linear):
     (defenses.quantize(code='normfloat4'), (640 * 4 + 10 * 32, 10 * 4 + 32)),
     (defenses.chain(defenses.topk(ratio=0.5), defenses.quantize(code='float16')), (320 * 16 + 640, 5 * 16 + 16)),
     (defenses.chain(defenses.quantize(code='float4'), defenses.gaussian(stddev=0.1)), (640 * 32, 10 * 32)),
+    (defenses.chain(defenses.quantize(code='float16'), defenses.gaussian(stddev=0.0)), (640 * 16, 10 * 16)),
   ],
 )
 def test_bytes_of_a_code_are_those_of_its_bits(linear, defense, bits):
