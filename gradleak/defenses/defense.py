@@ -59,7 +59,8 @@ class Context:
   @property
   def unshared(self) -> frozenset[tuple[str, ...]]:
     """The paths of the parameters that the client does not share, which are zeros in its update."""
-    return self.client.kept_paths(self.variables['params'], self.sample_shape)
+    whole = not (self.client.frozen or self.client.private)
+    return frozenset() if whole else self.client.kept_paths(self.variables['params'], self.sample_shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +301,6 @@ class Defense(optax.GradientTransformationExtraArgs):
       raise errors.UsageError(
         f'images are {samples.dtype} of shape {samples.shape}, expected floats [N, H, W, C], N ≥ 1'
       )
-    samples, targets = jnp.asarray(samples), jnp.asarray(errors.as_array('targets', targets))
     key = None if key is None else errors.check_key('key', key)
     return self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
 

@@ -354,6 +354,7 @@ def instahide(
     key: jax.Array | None, images: jax.Array, targets: jax.Array, weights: jax.Array | None = None
   ) -> Samples:
     errors.check_image_batch('the defense instahide', images.shape)
+    images, targets = jnp.asarray(images), jnp.asarray(targets)  # a traced index reads no array of NumPy
     count, others = images.shape[0], jnp.asarray(require_public(public)[0], images.dtype)
 
     def encode(key: jax.Array, i: jax.Array) -> Samples:

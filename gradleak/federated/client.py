@@ -321,7 +321,7 @@ class Client:
     samples, targets = self._samples(samples, targets)
     if self.transform is None:
       return samples, targets
-    samples, targets = jnp.asarray(samples), jnp.asarray(targets)  # a traced index reads no array of NumPy
+    samples, targets = jnp.asarray(samples), jnp.asarray(targets)  # a scenario holds those of NumPy
     key = None if key is None else jax.random.fold_in(key, 4)
     return self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
 

@@ -338,7 +338,7 @@ def test_both_attacks_on_graddefense_know_how_much_noise_is_left_by_a_mean(conte
   """Four clients halve the standard deviation; rounds that did not send a layer do not lower it."""
   several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=4))
   text, seen, rng = 'graddefense(stddev=0.1,ratio=0.3)', [], np.random.default_rng(0)
-  monkeypatch.setattr(graddefense, 'compensate', lambda update, variance: seen.append(float(variance)) or update)
+  monkeypatch.setattr(graddefense, 'compensate', lambda update, variance, **_: seen.append(float(variance)) or update)
   slices = bound(text, several).arguments[0][0].slices
   spread = np.array([0.05] * 3 + [0.1] * 3 + [1.0] * 4)  # the first three hold what the noise of a mean looks like
   update = jax.tree.map(lambda s: np.float32(spread[s] * rng.normal(size=s.shape)), slices)

@@ -121,7 +121,7 @@ def test_each_member_acts_at_its_own_place(linear):
     ['instahide'], ['outpost'], ['prune(rate=0.5)', 'clip(norm=1.0)'], ['compensation(stddev=0.1)'],
   ]  # fmt: skip
   bound = defenses.bind(defense, context)
-  assert bound.arguments == ((), (public,), (None,), (), ())
+  assert bound.arguments == ((), (public,), (None,), (), (frozenset(),))
   client = bound.client(linear.client)
   assert client.transform is not None and client.undefended() == linear.client
   assert len(client.upload.init(linear.variables['params'])) == 2
