@@ -243,6 +243,8 @@ _FFL = (
   *(f'DGC {r}' for r in (0.05, 0.1, 0.2)),
 )
 _DP = ('DP in training', 'a thousandth of its noise in training')
+
+
 def _modes(network):
   """Returns the claim of table IV, for the rows in which the paper's untrained network shows more in eval mode."""
   eval_mode, train = ({state: f'{mode} mode, {state}' for state in ('untrained', 'pretrained')} for mode in _MODES)

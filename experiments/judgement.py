@@ -208,7 +208,9 @@ def _settings(run: Study) -> str:
   """Returns what the rows of a run depend on, beside the method of each; how many there are is no part of it."""
   found = {name: value for name, value in declared(run).items() if name not in run.apart}
   audit = {name: value for name, value in found.pop('settings', {}).items() if name != 'controls'}
-  return repr((type(run).__name__, *(sorted((name, repr(value)) for name, value in of.items()) for of in (found, audit))))
+  return repr(
+    (type(run).__name__, *(sorted((name, repr(value)) for name, value in of.items()) for of in (found, audit)))
+  )
 
 
 ORDERS = ('as in the paper', 'opposite', 'smaller than in the paper', 'undecided')

@@ -94,7 +94,9 @@ def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkey
 
 @pytest.mark.parametrize(('defense', 'moved'), [('fragmentation(ratio=0.4)', True), ('prune(rate=0.9)', False)])
 def test_a_defense_that_compares_with_the_model_before_has_one_beside_given_weights(monkeypatch, defense, moved):
-  run = dataclasses.replace(RUN.scaled('smoke'), training=Training(tested=50), weights='net.pt', defenses={'of': defense})
+  run = dataclasses.replace(
+    RUN.scaled('smoke'), training=Training(tested=50), weights='net.pt', defenses={'of': defense}
+  )
   untrained = dataclasses.replace(run, training=None, weights='')
   made = untrained.scenario(untrained.load(None), 0)
   monkeypatch.setattr(machinery.torch_weights, 'load', lambda path, model, shape: made.variables)
