@@ -328,7 +328,8 @@ def _training():
   return TABLES.table(
     'fidel_13_training',
     'Figure 13, one point: how far the model was trained, and its loss, FCNN, MNIST',
-    'In a trained network few samples have a considerable loss, and dropout decides which neurons are active for them.',
+    'In a trained network few samples have a considerable loss, and dropout decides which neurons are active for them. '
+    'Nothing of this is printed.',
     runs,
     [
       cell._replace(column=name.replace('_', ' '), row=f'{cell.row}, {cell.column}', paper=None)
