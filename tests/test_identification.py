@@ -65,7 +65,6 @@ def test_under_gaussian_noise_it_is_right_as_often_as_the_optimal_test():
   one = gl.scenario(
     model, np.repeat(images[:1], trials, 0), labels, variables=variables, gallery=(images, np.zeros(2, np.int32))
   )
-  one = one._replace(shared=None, alike=None)  # they are uploads of one person
   client = one.client
   updates = [client.local_update(None, variables, images[i : i + 1], labels[:1]).update for i in range(2)]
   apart = math.sqrt(sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(*map(jax.tree.leaves, updates), strict=True)))

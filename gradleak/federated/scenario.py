@@ -386,9 +386,9 @@ def _candidates(
 def _shared(
   private: tuple[np.ndarray, np.ndarray], listed: data.Candidates, client: Client
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns how many others have each private sample, int [N]: with its label, if that counts; and at all.
+  """Returns how many others of a list have each private sample, int [N]: with its label, if that counts; and at all.
 
-  Others are in the list or private ones, which may not be in it. One in the list may be the private sample itself.
+  Private samples that repeat each other beside one in the list may be several uploads of one person.
   """
   labelled = bool(np.all(listed.targets >= 0)) and (listed.by_class or not client.loss.own)
 
@@ -397,9 +397,9 @@ def _shared(
 
   def counted(labelled: bool) -> np.ndarray:
     own = list(names(*private, labelled))
-    counts = collections.Counter(own)
-    counts |= collections.Counter(one for one in names(*listed[:2], labelled) if one in counts)
-    return np.asarray([counts[one] - 1 for one in own])
+    asked = set(own)
+    counts = collections.Counter(one for one in names(*listed[:2], labelled) if one in asked)
+    return np.asarray([max(0, counts[one] - 1) for one in own])
 
   return counted(labelled), counted(False)
 

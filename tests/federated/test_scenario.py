@@ -29,13 +29,11 @@ def test_weights_are_drawn_until_somebody_gives_others(linear):
   assert not other.drawn and linear.of(slice(2), LOCAL).drawn
 
 
-def test_a_private_sample_that_another_one_repeats_is_shared_also_where_the_list_has_one_of_them(linear):
-  samples, targets = linear.samples.copy(), linear.targets.copy()
-  samples[-1], targets[-1] = samples[0], targets[0]
-  twins = [1] + [0] * (len(samples) - 2) + [1]
-  for gallery in (None, (samples[:-1], targets[:-1]), samples[:-1], samples[1:-1]):
+def test_a_private_sample_that_is_in_the_list_once_is_shared_with_nobody_however_often_it_is_uploaded(linear):
+  samples, targets = (np.repeat(x[:1], 3, axis=0) for x in (linear.samples, linear.targets))
+  for gallery, others in (((linear.samples, linear.targets), 0), (None, 2)):  # all are listed, by default
     made = gl.scenario(linear.client.model, samples, targets, variables=linear.variables, gallery=gallery)
-    assert made.shared.tolist() == twins and made.settings['gallery']['shared'] == 2
+    assert made.shared.tolist() == made.alike.tolist() == [others] * 3
 
 
 def test_notes_are_added_to_what_is_recorded(linear):
