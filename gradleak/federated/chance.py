@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from gradleak.core import statistics
-
-_TOKENS = ('next_token', 'masked_token')  # losses
+from gradleak.federated.losses import LOSSES
 
 
 def counted(config: Mapping[str, Any]) -> str:
   """Returns what an accuracy of a training with these settings counts: 'samples', or 'tokens' that are predicted."""
-  return 'tokens' if str(config.get('loss')).partition('(')[0] in _TOKENS else 'samples'
+  loss = LOSSES.get(str(config.get('loss')).partition('(')[0])
+  return 'tokens' if loss is not None and loss().own else 'samples'
 
 
 def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:

@@ -138,14 +138,15 @@ def compare(
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
   repeat = _apart(*pair)
-  sent = _sent(_simulated, model, num_classes, settings)
+  simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick))
+  sent = simulated(settings)
   same = functools.partial(_same, sent, variables)
   draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, pair, samples, targets, same)
   used = defense()
   if used is not None and used.stages:
     simulate = functools.partial(_simulated, model, variables, num_classes)
     return _defended(simulate, settings, used, pair, (samples, targets), repeat, noise)
-  undrawn = _undrawn(model, variables, num_classes, settings, samples, targets, draws)
+  undrawn = _undrawn(simulated, variables, settings, samples, targets, draws=draws)
   if undrawn:
     return _still(
       compare(fit, model, variables, samples, targets, dataclasses.replace(settings, **undrawn), num_classes), undrawn
@@ -163,7 +164,6 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick))
   search = functools.partial(_sought, simulated, quick, variables, model)
   if draws == 'order':
     sought = _shuffled(search, fit, model, settings, pair[0], samples, targets)
@@ -265,28 +265,27 @@ def _drawn(
 
 
 def _undrawn(
-  model: Model,
+  simulate: Callable[[ClientSettings], Sent],
   variables: Mapping,
-  num_classes: int,
   settings: ClientSettings,
-  samples: np.ndarray,
-  targets: np.ndarray,
+  *data: np.ndarray,
   draws: str,
 ) -> dict[str, Any]:
   """Returns the changes of the settings that switch off what the simulated client draws, and the client does not."""
   off = {name: value for name, value in _UNDRAWN.items() if draws not in ('samples', _DRAWS[name])}
   found, keys = {}, map(jax.random.key, itertools.count())
 
-  def drawing(given: ClientSettings) -> Fit:
-    return lambda *what: _simulated(model, variables, num_classes, given, what[0], what[1], key=next(keys))
-
   for name in [name for name, value in off.items() if getattr(settings, name) != value]:
     others: dict[str, Any] = {other: value for other, value in off.items() if other != name}
-    one = dataclasses.replace(settings, **others)
-    pair = _two(drawing(one), samples, targets)
-    if not _same(_sent(_simulated, model, num_classes, one), variables, pair, samples, targets):
+    one = simulate(dataclasses.replace(settings, **others))
+    fit = functools.partial(_drawing, one(variables), keys)
+    if not _same(one, variables, _two(fit, *data), *data):
       found[name] = off[name]
   return found
+
+
+def _drawing(fit: Callable[..., Tree], keys: Iterator[jax.Array], samples: np.ndarray, targets: np.ndarray) -> Tree:
+  return fit(samples, targets, key=next(keys))
 
 
 def _still(found: Comparison, undrawn: Mapping[str, Any]) -> Comparison:
@@ -330,9 +329,12 @@ def _sought(
   targets: Any,
   counts: Sequence[int] = (),
 ) -> _Sought:
-  """Returns what explains a target; with counts it is a list of updates, each of so many of the samples."""
+  """Returns what explains a target that is not that of these settings.
+
+  With counts it is a list of updates, each of so many of the samples, and may be that of the settings.
+  """
   exact, quickly, what = _of_each(counts, simulate)(settings), _of_each(counts, quick), (target, samples, targets)
-  if _apart(target, exact(variables)(samples, targets)) <= AGREES or _rounded(exact, variables, *what):
+  if counts and (_apart(target, exact(variables)(samples, targets)) <= AGREES or _rounded(exact, variables, *what)):
     return _Sought(True, [], ROUNDINGS[0])
   found, rounding = _explained(quickly, variables, settings, model, *what), ROUNDINGS[0]
   for coarse in () if found else ROUNDINGS[1:]:

@@ -165,6 +165,17 @@ def test_an_interval_that_leaves_out_the_papers_difference_shows_a_smaller_one(s
   assert order((WORKS[0], hidden, seen), noisy).pairs == counts(undecided=1)
 
 
+def test_the_claim_of_the_modes_is_about_the_rows_in_which_the_paper_shows_more_in_eval_mode():
+  for network, rows in (
+    ('resnet18', ('1, 1, 1', '1, 8, 8', '5, 8, 8')),
+    ('resnet152', ('1, 1, 1', '5, 8, 8', '1, 8, 4')),
+  ):
+    claim = claims.CLAIMS[f'outpost_4_{network}']
+    shown = [one.one.split(' | ')[1] for one in claim if not one.alike]
+    assert [', '.join(row.split(', ')[i].split(' = ')[1] for i in range(3)) for row in shown] == list(rows)
+    assert len(claim) == len(rows) + 4  # the modes are alike on all pretrained ones
+
+
 def test_it_is_said_how_many_trials_would_decide_half_of_the_pairs():
   def near(gap):  # intervals of ±10 that are not paired
     return tuple(
