@@ -32,6 +32,7 @@ from gradleak.audit.uploads import uploads
 from gradleak.audit.views import views
 from gradleak.core import errors, grammar
 from gradleak.core.locks import alone
+from gradleak.core.statistics import MIN_RUNS
 from gradleak.core.storage import Workdir, computed_once, plain
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
@@ -396,7 +397,9 @@ class Run(Study):
       chosen = collections.Counter(row['adaptive'] for row in rows).most_common()
       remark += '; by ' + ', '.join(f'{adaptive} ({count})' for adaptive, count in chosen)
     untrained = rows[0].get('network', '').startswith(UNTRAINED)
-    return Outcome(*found[:4], recovered, diverged, remark, control, None, not recovered, untrained, values=measured)
+    ends = found[1:3] if len(measured) >= MIN_RUNS else (None, None)
+    untold = control, None, not recovered, untrained
+    return Outcome(found.mean, *ends, len(rows), recovered, diverged, remark, *untold, values=measured)
 
   def stored(self, rows: list[dict], cells: Sequence[Cell]) -> list[dict]:
     """Returns the rows that these cells are about, with the columns that their outcomes are computed from."""

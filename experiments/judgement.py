@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from experiments import comparison
 from experiments.comparison import Cell, Outcome
-from experiments.experiment import Experiment
+from experiments.experiment import NON_ADAPTIVE, Experiment
 from experiments.results import declared
 from experiments.study import Study
 
@@ -206,11 +206,9 @@ def _keys(experiment: Experiment, outcomes: Sequence[Outcome], scale: str) -> li
 
 def _settings(run: Study) -> str:
   """Returns what the rows of a run depend on, beside the method of each; how many there are is no part of it."""
-  found = {name: value for name, value in declared(run).items() if name not in run.apart}
-  audit = {name: value for name, value in found.pop('settings', {}).items() if name != 'controls'}
-  return repr(
-    (type(run).__name__, *(sorted((name, repr(value)) for name, value in of.items()) for of in (found, audit)))
-  )
+  known = run.replaced(controls=NON_ADAPTIVE.controls) if hasattr(run, 'settings') else run
+  found = {name: value for name, value in declared(known).items() if name not in run.apart}
+  return repr((type(run).__name__, sorted((name, repr(value)) for name, value in found.items())))
 
 
 ORDERS = ('as in the paper', 'opposite', 'smaller than in the paper', 'undecided')

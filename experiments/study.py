@@ -243,10 +243,9 @@ class Repeated(Study):
 
 
 def mean_of(values: Any, remark: str) -> Outcome:
-  """Returns the `Outcome` of repeated measurements: their mean and its 95 % interval, which fewer than three lack."""
-  mean, *ends = (value if math.isfinite(value) else None for value in statistics.mean_interval(values))
-  few = np.count_nonzero(~np.isnan(values)) < statistics.MIN_RUNS
-  return Outcome(mean, *((None, None) if few else ends), len(values), None, 0, remark)
+  """Returns the `Outcome` of repeated measurements: their mean and its 95 % interval, which few have."""
+  ends = (value if math.isfinite(value) else None for value in statistics.mean_interval(values))
+  return Outcome(*ends, len(values), None, 0, remark)  # type: ignore[misc]
 
 
 def wide(neurons: int, sample_shape: tuple[int, ...], num_classes: int) -> Model:

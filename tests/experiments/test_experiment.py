@@ -14,8 +14,8 @@ from scipy import stats
 
 import experiments
 import gradleak as gl
+from experiments import comparison, table
 from experiments import experiment as machinery
-from experiments import table
 from experiments.comparison import BEST, Note
 from experiments.experiment import Cell, Experiment, Outcome, Run, Training
 from gradleak.core import errors
@@ -90,6 +90,24 @@ def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkey
   assert machinery.called({**said, 'accuracy_reached': 85.0, 'accuracy': 80.0}, 10) == (
     'trained network, 85.0 % accurate with net.pt'
   )
+
+
+@pytest.mark.parametrize(('count', 'expected'), [(1, 'undecided'), (2, 'undecided'), (3, 'agrees')])
+def test_fewer_than_three_trials_decide_nothing(count, expected):
+  cells = [Cell('', label, 'psnr', 'run', label, 20.0) for label in ('none', 'GC')]
+  rows = [
+    row(defense, mean + trial / 100, trial=trial)
+    for defense, mean in zip(RUN.texts().values(), (20.0, 5.0), strict=True)
+    for trial in range(count)
+  ]
+  found = [RUN.outcome(cell, rows) for cell in cells]
+  assert (found[0].low is None) == (count < 3) and comparison.verdict(cells[0], found[0]) == expected
+  low, high = comparison.difference(*zip(cells, found, strict=True))
+  assert (low, high) == ((-math.inf, math.inf) if count < 3 else (pytest.approx(15), pytest.approx(15)))
+  if count == 3:  # of which two have the same uploads
+    later = found[1]._replace(values={trial + 1: value for trial, value in found[1].values.items()})
+    low, high = comparison.difference((cells[0], found[0]), (cells[1], later))
+    assert low < 14.96 and high > 15.04  # the ends of both intervals
 
 
 @pytest.mark.parametrize(('defense', 'moved'), [('fragmentation(ratio=0.4)', True), ('prune(rate=0.9)', False)])

@@ -91,12 +91,12 @@ def test_a_repeated_cell_counts_once():
   other = dataclasses.replace(RUN, model='lenet')  # other settings, so that its rows are others
   more = dataclasses.replace(RUN, trials=5, settings=dataclasses.replace(RUN.settings, controls=7))  # the same, oftener
   rerun = tuple(one._replace(mean=one.mean + 0.001) for one in outcomes)
-  moved = tuple(one._replace(mean=one.mean - 0.001) for one in outcomes)
+  moved, apart = (tuple(one._replace(mean=one.mean - gap) for one in outcomes) for gap in (0.001, 0.002))
   tables = {
     'one': (toy(CELLS), outcomes),
     'again': (toy(CELLS), rerun),
     'another': (toy(CELLS, other), moved),
-    'oftener': (toy(CELLS, more), moved),
+    'oftener': (toy(CELLS, more), apart),
     'equal': (toy(CELLS, dataclasses.replace(RUN, model='mlp(widths=6)')), outcomes),
     'missing': (toy(CELLS), None),
   }

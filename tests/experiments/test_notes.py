@@ -6,7 +6,7 @@ import re
 import pytest
 
 import experiments
-from experiments import comparison, study, table
+from experiments import comparison, table
 from experiments.comparison import Cell, Note, Outcome, verdict
 from experiments.experiment import Experiment
 from experiments.notes import NOTES
@@ -54,16 +54,6 @@ def test_a_verdict_follows_from_the_cell(metric, paper, mean, half, spread, expe
 def test_the_papers_standard_deviation_is_over_a_known_number(n, expected):
   # 1.96 · 0.4 / √n beside a gap of 0.19.
   assert judged('ssim', 0.5, 0.7, 0.01, 0.4, n) == expected
-
-
-@pytest.mark.parametrize(('count', 'expected'), [(1, 'undecided'), (2, 'undecided'), (3, 'agrees')])
-def test_fewer_than_three_trials_decide_nothing(count, expected):
-  cells = [Cell('', row, 'psnr', '', '', 20.0) for row in ('one', 'other')]
-  values = [[mean + trial / 100 for trial in range(count)] for mean in (20.0, 5.0)]
-  found = [study.mean_of(each, '')._replace(recovered=1, values=dict(enumerate(each))) for each in values]
-  assert (found[0].low is None) == (count < 3) and verdict(cells[0], found[0]) == expected
-  low, high = comparison.difference(*zip(cells, found, strict=True))
-  assert (low, high) == ((-math.inf, math.inf) if count < 3 else (pytest.approx(15), pytest.approx(15)))
 
 
 def test_a_single_training_decides_only_what_seeds_cannot_reverse():
