@@ -196,6 +196,38 @@ def test_a_simulated_defense_is_that_of_the_audit_and_not_of_the_one_before(scen
     assert np.abs(found(value)).max() < 1e-3
 
 
+def transformed(function, **traits):
+  return gl.defenses.wrap(
+    optax.stateless(lambda updates, params=None: jax.tree.map(function, updates)), place='upload', **traits
+  )
+
+
+@pytest.mark.long
+def test_a_defense_that_prints_as_another_has_control_runs_of_its_own(scenario, tmp_path):
+  first, second = transformed(lambda x: 3 * x), transformed(lambda x: x * jnp.abs(x))
+  assert str(first) == str(second)
+  given = {'knowledge': 'adaptive', 'adaptive_attacks': ('simulated',), 'num_trials': 1}
+  attacks = [gl.attacks.csdlg(steps=1)]
+  audit(scenario, {'first': first}, attacks, workdir=tmp_path, **given)
+  grown = audit(scenario, {'second': second, 'first': first}, attacks, workdir=tmp_path, **given)
+  assert rows(grown) == rows(audit(scenario, {'second': second, 'first': first}, attacks, **given))
+
+
+@pytest.mark.long
+def test_own_noises_that_print_alike_have_all_their_rows(scenario):
+  def noisy(stddev):
+    def update(updates, state, params=None, *, key, **extra):
+      return jax.tree.map(lambda x: x + stddev * jax.random.normal(key, x.shape, x.dtype), updates), state
+
+    made = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    noise = gl.defenses.Noise(variance=lambda settings, context, norm: stddev**2)
+    return gl.defenses.wrap(made, place='upload', random=True, noise=noise)
+
+  defenses = {'small': noisy(0.01), 'large': noisy(0.1)}
+  found = audit(scenario, defenses, [SAME_EVIDENCE['bayes']], num_trials=1)
+  assert {row['defense'] for row in found.rows if row['adaptive'] is not None} == {'small', 'large'}
+
+
 @pytest.mark.parametrize(
   ('attack', 'defense', 'settings'),
   [

@@ -301,6 +301,17 @@ def test_an_assumption_of_ones_own(call, tmp_path):
   assert found.methods['defenses'].keys() == {'none', 'prune(rate=0.9)'}
 
 
+@pytest.mark.long
+def test_a_setting_whose_trials_all_diverge_has_rows_without_a_score(call, tmp_path):
+  diverging = dataclasses.replace(gl.ClientSettings(), share='delta', local_epochs=2, learning_rate=1e38)
+  local = Assumption('steps', 'One step.', 'Two steps.', lambda one: one._replace(client=diverging))
+  found = call[0](workdir=tmp_path / 'new', chosen=[local])
+  rows = found.of(PRODUCTION)
+  assert [row['psnr'] for row in rows] == [None] * 3
+  assert {row['verdict'] for row in rows} == {'diverged'}
+  assert all(row['psnr'] is not None for row in found.of(LABORATORY))
+
+
 def test_the_interval_of_what_is_recovered_is_wide_where_few_trials_agree():
   """Three of three on both sides exclude nothing, and it covers the truth of paired trials as often as it says."""
   low, high = _paired(np.ones(3), np.ones(3))

@@ -47,6 +47,11 @@ class Change(NamedTuple):
   simulates: Defense | None = None
   noise: Defense | None = None
 
+  @property
+  def foreign(self) -> bool:
+    """Whether it holds code of a user's own."""
+    return any(stage.foreign for of in self[1:] if isinstance(of, Defense) for stage in of.stages)
+
 
 class AdaptiveAttack(NamedTuple):
   """An adaptive attack to one defense, as one attack can use it.

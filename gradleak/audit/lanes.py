@@ -40,17 +40,20 @@ class Variant(NamedTuple):
     attack: its index among those of the group.
     method: the `AttackMethod`, changed.
     change: the `Change`.
+    own: the label of the defense whose code it holds, where that is a user's: another may print alike; '' for others.
   """
 
   attack: int
   method: AttackMethod
   change: Change
+  own: str = ''
 
   def name(self, group: Group) -> str:
     """Returns what tells it from the other variants in a group: the attack's label and what was changed."""
     settings, *defenses = self.change
     words = [f'{name}={value}' for name, value in settings]
     words += [f'{name}={of}' for name, of in zip(Change._fields[1:], defenses, strict=True) if of is not None]
+    words += [f'of={self.own}'] if self.own else []
     return ' '.join([group.attacks[self.attack].label, *words])
 
 
@@ -201,11 +204,14 @@ def structures(group: Group) -> list[list[Variant]]:
   """Returns the attacks to run, changed as the adaptive attacks ask for, grouped by structure: one compilation each."""
   grouped: dict[Hashable, list[Variant]] = {}
   for a, (_, attack) in enumerate(group.attacks):
-    adaptive_attacks = [adaptive for _, bound in group.defenses for adaptive in granted.attackers(group, attack, bound)]
-    for change in dict.fromkeys(adaptive.change for adaptive in adaptive_attacks):
+    asked: dict[Change, str] = {}
+    for label, bound in group.defenses:
+      for adaptive in granted.attackers(group, attack, bound):
+        asked.setdefault(adaptive.change, label if adaptive.change.foreign else '')
+    for change, own in asked.items():
       changed = attack.changed(**dict(change.settings)) if change.settings else attack
       key = changed.structure, changed.reads, changed.label_rule, change.simulates
-      grouped.setdefault(key, []).append(Variant(a, changed, change))
+      grouped.setdefault(key, []).append(Variant(a, changed, change, own))
   return list(grouped.values())
 
 

@@ -393,6 +393,7 @@ def _name(group: Group, variant: Variant) -> str:
   told: dict[str, Any] = dict(method.static)
   if simulates is not None:
     told['learns' if method.adaptive else 'simulates'] = text(Labelled('', simulates))
+    told |= {'of': variant.own} if variant.own else {}
   if method.label and not method.factory.__module__.startswith('gradleak.'):  # a function, whose settings are not known
     told |= {'label': group.attacks[variant.attack].label, 'reads': sorted(method.reads), 'rule': method.label_rule}
   word = re.sub(r'\W', '_', method.name)  # a user may call an attack 'mine/new'

@@ -1,5 +1,6 @@
 """What the figures of one run amount to, in four levels, or why they amount to nothing."""
 
+import json
 import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -128,11 +129,14 @@ def is_flat(row: dict) -> bool:
 def false_alarms(controls: list[dict]) -> list[dict]:
   """Returns control runs with the verdict that each would get as an upload, judged by the other control runs.
 
-  They show nothing of an image, so that a level which one of them comes to is a false alarm.
+  They show nothing of an image, so that a level which one of them comes to is a false alarm. A control run that several
+  stages of an ensemble share counts once.
 
   Args:
     controls: control runs of any attacks, rows; those of one pool have the same thresholds.
   """
+  shared = {json.dumps({k: v for k, v in row.items() if k != 'stage'}, default=str): row for row in controls}
+  controls = list(shared.values())
   pools: dict[tuple, list[dict]] = {}
   kind = of_rows(controls)
   for row in controls:

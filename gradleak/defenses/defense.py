@@ -224,7 +224,7 @@ class Stage(Method):
   @property
   def foreign(self) -> bool:
     """Whether it is a user's own, and not of this library."""
-    return self.factory is _given or not self.factory.__module__.startswith('gradleak.')
+    return inspect.unwrap(self.factory) is _given or not self.factory.__module__.startswith('gradleak.')
 
   def arguments_in(self, context: Context) -> tuple:
     """Returns the factory's positional arguments: those that were given, or else what the context says."""

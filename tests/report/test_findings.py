@@ -286,6 +286,18 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   assert '1 comes to “above chance”: a false alarm (' in str(findings.alarms(few)[0])
 
 
+def test_a_control_run_that_two_stages_share_counts_once():
+  level = np.random.default_rng(0).normal(0, 0.1, 15)
+  level = [0.355, *(0.1 * (level - level.mean()) / level.std(ddof=1))]  # 3.55 deviations above the others
+  runs = [
+    {**RUN, 'trial': i, 'psnr': 9.0 + 2 * (i == 0), 'pearson': value, 'identified': int(i == 0)}
+    for i, value in enumerate(level)
+  ]
+  staged = [{**row, 'stage': stage} for stage in ('matching', 'averaged rounds') for row in runs]
+  assert verdict.united(staged) == verdict.united(runs)
+  assert verdict.united(runs).attackers == 1
+
+
 def test_false_alarms_are_of_the_worst_attacker_as_the_verdict_on_a_defense_is():
   runs = [
     {**RUN, 'attack': name, 'trial': i, 'psnr': 9.0 + i % 3, 'pearson': 0.1 * (i % 4)}

@@ -309,7 +309,8 @@ def _found(kind: Modality, name: str, result: AuditResult) -> tuple[list[dict[st
   found, truth = (kind.cast(np.asarray(side)[:, 0]) for side in (result.reconstructions[case], result.truth))
   whole, bound = [row['verdict'] != 'diverged' for row in rows], kind.controls[0]
   scores = np.full(len(rows), np.nan)
-  scores[whole] = kind.nearness(found[whole], truth[whole])
+  if any(whole):
+    scores[whole] = kind.nearness(found[whole], truth[whole])
   return [
     {
       'setting': name,
