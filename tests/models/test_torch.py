@@ -889,6 +889,24 @@ def test_what_came_back_is_set_against_the_variables_themselves():
     assert all(np.allclose(leaf, 0.5, atol=1e-6) for leaf in jax.tree.leaves(update))
 
 
+@pytest.mark.parametrize('sides', [(48, 48, 48), (48, 30, 4)])
+def test_a_tree_like_the_parameters_is_read_as_it_is_and_flat_names_are_those_of_pytorch(tmp_path, sides):
+  torch.manual_seed(0)
+  layers = nn.Linear(*sides[:2]), nn.BatchNorm1d(sides[1]), nn.Linear(*sides[1:])
+  model, variables = gl.models.from_torch(nn.Sequential(nn.Flatten(), *layers), images(2, 3, 4, 4), check=False)
+  variables = jax.tree.map(np.asarray, dict(variables))
+  moved = jax.tree.map(lambda leaf: leaf + np.float32(0.5), variables['params'])
+  flat = {'/'.join(trees.path_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(moved)}
+  np.savez(tmp_path / 'moved.npz', **flat)
+  for what in (moved, {'params': moved}, {**variables, 'params': moved}, flat, tmp_path / 'moved.npz'):
+    jax.tree.map(np.testing.assert_array_equal, gl.read_update(what, model, variables), moved)
+  for sent in (variables, jax.tree.map(np.copy, variables), variables['params'], model.layout.to_theirs(variables)):
+    update = gl.read_update(moved, model, variables, sent=sent)
+    assert all(np.allclose(leaf, 0.5, atol=1e-6) for leaf in jax.tree.leaves(update))
+  read = gl.read_weights(variables, model, (4, 4, 3))
+  jax.tree.map(np.testing.assert_array_equal, read, variables)
+
+
 def test_a_dense_network_gives_its_image_away_in_the_order_of_our_pixels():
   """Closed forms read rows of a first dense layer as [H, W, C], and undo the normalisation."""
   torch.manual_seed(0)

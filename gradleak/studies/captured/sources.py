@@ -41,7 +41,7 @@ def read(what: Any, kind: str) -> dict[str, np.ndarray]:
     _check_numbers(kind, arrays)
     return arrays
   if isinstance(what, Mapping):
-    found = torch_weights.unique(_flat(what))
+    found = torch_weights.unique(('.'.join(path), value) for path, value in _flat(what))
   elif isinstance(what, list | tuple):
     found = {f'arr_{i}': value for i, value in enumerate(what)}
   else:
@@ -63,14 +63,33 @@ def _check_numbers(kind: str, found: Mapping[str, Any]) -> None:
     )
 
 
-def _flat(mapping: Mapping, before: str = '') -> Iterator[tuple[str, Any]]:
+def _flat(mapping: Mapping, before: Path = ()) -> Iterator[tuple[Path, Any]]:
   for name, value in mapping.items():
     if not isinstance(name, str):
       raise errors.UsageError(f'a name of a tensor is {errors.shown(name)}, expected a text')
     if isinstance(value, Mapping):
-      yield from _flat(value, f'{before}{name}.')
+      yield from _flat(value, (*before, name))
     else:
-      yield f'{before}{name}', value
+      yield (*before, name), value
+
+
+def in_tree(what: Any, entries: Mapping[str, np.ndarray], variables: Mapping, wanted: Mapping) -> dict[str, np.ndarray] | None:
+  """Returns the entries of a tree like the variables or the parameters, by names joined by dots; None for others.
+
+  Its names are nested, or joined by '/'. Names joined by dots, and tensors of PyTorch, are not of such a tree.
+  """
+  leaves = dict(_flat(what)) if isinstance(what, Mapping) else {(name,): 0 for name in entries}
+  places = {'.'.join(path): tuple('/'.join(path).split('/')) for path in leaves}
+  if any(place[0] == 'params' and len(place) > 1 for place in places.values()):
+    others = {*variables, 'batch_stats', 'buffers'} - {*wanted}  # collections that are not read
+    places = {name: place for name, place in places.items() if place[0] not in others}
+    places = {name: place[1:] if place[0] in wanted else place for name, place in places.items()}
+  elif all(len(place) == 1 for place in places.values()):
+    return None
+  known = {trees.path_names(path)[1:] for path, _ in jax.tree.leaves_with_path(dict(wanted))}
+  if not known.issuperset(places.values()) or any(hasattr(leaf, 'detach') for leaf in leaves.values()):
+    return None
+  return {'.'.join(place): entries[name] for name, place in places.items()}
 
 
 def _array(name: str, value: Any) -> np.ndarray:

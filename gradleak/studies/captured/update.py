@@ -50,8 +50,9 @@ def read_update(
   Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the parameters.
   Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in, row, column],
   dense weights are [out, in], and channels come before rows where an image is flattened. Which tensors meet a flattened
-  image is read from the traced model. Common prefixes 'params', 'module', '_module', '_orig_mod' and 'model', and
-  statistics of BatchNorm, are left out.
+  image is read from the traced model. Where both have the same names, as of a network from PyTorch, flat names joined by
+  dots are PyTorch's, and a tree or names joined by '/' those of the parameters. Common prefixes 'params', 'module',
+  '_module', '_orig_mod' and 'model', and statistics of BatchNorm, are left out.
 
   Args:
     what: the path of a file, a dictionary, or a list; a tree like the parameters is such a dictionary.
@@ -283,6 +284,7 @@ def _fitted(
   in_torch = {one.name: one.path[1:] for one in every if one.path[1:] in paths and one.path[0] in wanted}
   theirs = {torch_weights.torch_name(place): place for place in paths} if all(paths) and not every else {}
   shape = check_sample_shape(sample_shape, model.axes) if sample_shape else None
+  tree = sources.in_tree(what, entries, variables, wanted) if every else None
   if sources.is_list(entries) and model.layout is not None:
     entries = sources.in_layout(about, entries, model.layout)
   if sources.is_list(entries):
@@ -294,6 +296,8 @@ def _fitted(
     known = ours if leaves or (straight and not of_torch) else theirs
     placed = {place: name for name, place in known.items()}
     entries = {placed[path]: x for path, x in listed.items()}
+  elif tree is not None:
+    entries, known = tree, ours
   elif (published := _of_tokens(entries, model, paths)) is not None:
     entries, known = published
   else:
