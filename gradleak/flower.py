@@ -264,10 +264,12 @@ def _layout(model: Model) -> Any:
 
 def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarray]:
   """Returns arrays by the names of the state dict; those named 0, 1, … are in its order."""
-  entries = {entry.name: entry for entry in _layout(model).entries}
-  if list(arrays) == [str(number) for number in range(len(entries))]:
-    arrays = dict(zip(entries, arrays.values(), strict=True))
-  arrays = without_prefixes(arrays, entries)
+  layout = _layout(model)
+  entries = {entry.name: entry for entry in layout.entries}
+  names = layout.named()
+  if list(arrays) == [str(number) for number in range(len(names))]:
+    arrays = dict(zip(names, arrays.values(), strict=True))
+  arrays = layout.untied(without_prefixes(arrays, names))
   for name, entry in entries.items():
     found = arrays.get(name)
     if found is None or found.shape != entry.shape:
@@ -282,9 +284,9 @@ def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarr
 def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
   """Returns the variables as the state dict of the module."""
   layout = _layout(model)
-  dtypes = {entry.name: entry.dtype for entry in layout.entries}
+  entries = layout.named()
   arrays = layout.to_theirs(jax.device_get(dict(variables)))
-  return {name: np.array(array, dtypes.get(name, array.dtype), order='C') for name, array in arrays.items()}
+  return {name: np.array(array, entries[name].dtype, order='C') for name, array in arrays.items()}
 
 
 def _samples(samples: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:

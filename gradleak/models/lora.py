@@ -185,7 +185,8 @@ def _adapted_layout(layout: Layout, rank: int, chosen: tuple[str, ...]) -> Layou
       image = entry.image if part == 'a' else ()
       name, place = f'{module}.lora_{part.upper()}.weight', ('params', *path, part)
       adapters.append(Entry(name, place, shape, entry.dtype, entry.dense or convolution, image))
-  return layout._replace(entries=(*adapters, *others))
+  names = (*(entry.name for entry in adapters), *layout.named())
+  return layout._replace(entries=(*adapters, *others), names=names)
 
 
 def _adapted_block(block: FirstBlock, merged: Callable[[Mapping], Tree], chosen: tuple[str, ...]) -> FirstBlock:

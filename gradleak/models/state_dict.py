@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradleak.core import errors
 from gradleak.core.trees import Tree
 
 
@@ -56,14 +57,35 @@ class Layout(NamedTuple):
   """The `state_dict` of a network.
 
   Attributes:
-    entries: an `Entry` per variable, in the order of the `state_dict`.
+    entries: an `Entry` per variable.
     sample: the shape of a sample that the network takes, (H, W, C) of an image.
     tied: (another name of a variable in the `state_dict`, its name among the entries), for parameters that are shared.
+    names: of the `state_dict`, in its order; () for those of the entries, and tied ones behind them.
   """
 
   entries: tuple[Entry, ...]
   sample: tuple[int, ...]
   tied: tuple[tuple[str, str], ...] = ()
+  names: tuple[str, ...] = ()
+
+  def named(self) -> dict[str, Entry]:
+    """Returns the entry of each name in the `state_dict`, in its order; tied names have one entry."""
+    entries = {entry.name: entry for entry in self.entries}
+    entries |= {name: entries[first] for name, first in self.tied if first in entries}
+    return {name: entries[name] for name in self.names or entries}
+
+  def untied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays by their names in the `state_dict`, each tensor once.
+
+    Raises:
+      UsageError: if two names of one tensor have different values.
+    """
+    found = dict(arrays)
+    for name, first in self.tied:
+      if name in found and not np.array_equal(found[name], found.setdefault(first, found[name])):
+        raise errors.UsageError(f'{name} and {first} are one tensor of the network, and their values differ')
+      found.pop(name, None)
+    return found
 
   def to_ours(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns arrays by their names in the `state_dict` in our layout; those that do not fit are left as they are."""
@@ -82,7 +104,7 @@ class Layout(NamedTuple):
         leaf = leaf.get(key) if isinstance(leaf, Mapping) else None
       if leaf is not None:
         found[entry.name] = entry.theirs(np.asarray(leaf))
-    return found | {other: found[name] for other, name in self.tied if name in found}
+    return {name: found[entry.name] for name, entry in self.named().items() if entry.name in found}
 
   def variables(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tree]:
     """Returns the variables of arrays in PyTorch's layout, one for each entry, in the types that the model holds."""

@@ -364,7 +364,7 @@ def _laid_out(module: Any, modes: Sequence[Program], sample: ImageShape) -> tupl
     entries.append(Entry(name, (kind, *name.split('.')), shape, dtype, is_dense, image, inputs))
   tied = tuple((name, other) for name, other in names.items() if name != other)
   held = {entry.name: entry.image for entry in entries if entry.dense}
-  return Layout(tuple(entries), sample, tied), [program.marked(held) for program in modes]
+  return Layout(tuple(entries), sample, tied, tuple(names)), [program.marked(held) for program in modes]
 
 
 # The model -----------------------------------------------------------------------------------------------------------

@@ -242,6 +242,34 @@ def test_what_a_numpy_client_was_sent_is_read_as_variables(grey):
     flower.weights_of(flower.Exchange({'0': named['1.weight']}, {}, {}), model)
 
 
+class Tied(torch.nn.Module):
+  """Square layers, of which the second has the weight of the first."""
+
+  def __init__(self):
+    super().__init__()
+    self.a, self.b, self.c = (torch.nn.Linear(16, 16, bias=False) for _ in range(3))
+    self.b.weight = self.a.weight
+
+  def forward(self, x):
+    return self.c(torch.tanh(self.b(torch.tanh(self.a(x.flatten(1))))))
+
+
+def test_tied_weights_stand_where_the_state_dict_has_them():
+  torch.manual_seed(0)
+  module, images = Tied(), np.random.default_rng(0).uniform(size=(3, 4, 4, 1)).astype(np.float32)
+  model, variables = models.from_torch(module, images, mean=(0.5,), std=(0.5,))
+
+  def client(x, y):
+    return quickstart.numpy_client(x, y, network=lambda: copy.deepcopy(module))
+
+  assert flower.audit(client, images, np.asarray([0, 1, 2]), model, variables, **KNOWN).comparison.agrees
+  sent = {str(i): value.numpy() for i, value in enumerate(module.state_dict().values())}
+  found = flower.weights_of(flower.Exchange(sent, {}, {}), model)
+  jax.tree.map(np.testing.assert_array_equal, found, dict(variables))
+  with pytest.raises(errors.UsageError, match=r'b\.weight and a\.weight are one tensor'):
+    flower.weights_of(flower.Exchange({**sent, '1': sent['2']}, {}, {}), model)
+
+
 def test_clients_that_are_not_understood_are_refused(network, tmp_path):
   for client, match in (
     (lambda x, y: 3, 'expected a ClientApp'),

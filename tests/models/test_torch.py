@@ -534,6 +534,7 @@ def test_tied_frozen_and_constant_tensors(tmp_path):
     def __init__(self):
       super().__init__()
       self.words = nn.Embedding(9, 6)
+      self.again = self.words
       self.inner = nn.Linear(6, 6)
       self.inner.weight.requires_grad = False
       self.head = nn.Linear(6, 9, bias=False)
@@ -548,11 +549,18 @@ def test_tied_frozen_and_constant_tensors(tmp_path):
   module, tokens = Tied(), torch.tensor([[1, 2], [8, 8]])
   model, variables = gl.models.from_torch(module, tokens)
   assert set(variables['params']) == {'words', 'inner'} and set(variables['params']['inner']) == {'bias'}
-  assert set(variables['buffers']) == {'inner', 'scale'} and model.layout.tied == (('head.weight', 'words.weight'),)
+  assert set(variables['buffers']) == {'inner', 'scale'} and model.layout.tied == (
+    ('again.weight', 'words.weight'),
+    ('head.weight', 'words.weight'),
+  )
   state = {name: value.numpy() for name, value in module.state_dict().items()}
   np.savez(tmp_path / 'all.npz', **state)
   update = gl.read_update(tmp_path / 'all.npz', model, variables)
   np.testing.assert_array_equal(update['words']['weight'], state['words.weight'])
+  assert list(model.layout.to_theirs(variables)) == list(state)
+  once = [value.detach().numpy() for value in module.parameters() if value.requires_grad]
+  for listed in (list(state.values()), once):
+    jax.tree.map(np.testing.assert_array_equal, gl.read_update(listed, model, variables), update)
   np.savez(tmp_path / 'apart.npz', **{**state, 'head.weight': state['head.weight'] + 1})
   with pytest.raises(gl.UsageError, match=r'head\.weight and words\.weight are one tensor'):
     gl.read_update(tmp_path / 'apart.npz', model, variables)

@@ -48,6 +48,8 @@ def test_a_layout_turns_dense_weights_and_the_order_of_a_flattened_map():
   for name, values in arrays.items():
     np.testing.assert_array_equal(back[name], values)
   np.testing.assert_array_equal(back['head.weight'], arrays['fc.weight'])
+  between = layout._replace(names=('conv.weight', 'head.weight', 'fc.weight'))
+  assert list(between.to_theirs(found)) == list(between.named()) == list(between.names)
   wrong = {'fc.weight': np.zeros((24, 5)), 'other': np.zeros(3)}
   for name, values in layout.to_ours(wrong).items():
     assert values is wrong[name]

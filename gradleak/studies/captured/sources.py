@@ -73,7 +73,9 @@ def _flat(mapping: Mapping, before: Path = ()) -> Iterator[tuple[Path, Any]]:
       yield (*before, name), value
 
 
-def in_tree(what: Any, entries: Mapping[str, np.ndarray], variables: Mapping, wanted: Mapping) -> dict[str, np.ndarray] | None:
+def in_tree(
+  what: Any, entries: Mapping[str, np.ndarray], variables: Mapping, wanted: Mapping
+) -> dict[str, np.ndarray] | None:
   """Returns the entries of a tree like the variables or the parameters, by names joined by dots; None for others.
 
   Its names are nested, or joined by '/'. Names joined by dots, and tensors of PyTorch, are not of such a tree.
@@ -81,7 +83,7 @@ def in_tree(what: Any, entries: Mapping[str, np.ndarray], variables: Mapping, wa
   leaves = dict(_flat(what)) if isinstance(what, Mapping) else {(name,): 0 for name in entries}
   places = {'.'.join(path): tuple('/'.join(path).split('/')) for path in leaves}
   if any(place[0] == 'params' and len(place) > 1 for place in places.values()):
-    others = {*variables, 'batch_stats', 'buffers'} - {*wanted}  # collections that are not read
+    others = {*variables, 'batch_stats', 'buffers'}.difference(wanted)  # collections that are not read
     places = {name: place for name, place in places.items() if place[0] not in others}
     places = {name: place[1:] if place[0] in wanted else place for name, place in places.items()}
   elif all(len(place) == 1 for place in places.values()):
@@ -123,17 +125,19 @@ def is_list(entries: Mapping[str, Any]) -> bool:
 def in_layout(what: str, entries: Mapping[str, np.ndarray], layout: Layout) -> dict[str, np.ndarray]:
   """Returns the arrays of a list by their names in the `state_dict` of a network of PyTorch, in its order.
 
-  A list may hold every tensor, or the parameters and statistics, or the parameters.
+  A list may hold every tensor, or the parameters and statistics, or the parameters; tied ones under each name, or once.
 
   Raises:
     UsageError: for another number of arrays, or other shapes.
   """
   arrays = [entries[f'arr_{i}'] for i in range(len(entries))]
-  every = [(entry.name, entry.shape, entry.path[0]) for entry in layout.entries]
+  every = layout.named()
+  once = {name: entry for name, entry in every.items() if name == entry.name}
   for kinds in (('params', 'batch_stats', 'buffers'), ('params', 'batch_stats'), ('params',)):
-    chosen = [(name, shape) for name, shape, kind in every if kind in kinds]
-    if [shape for _, shape in chosen] == [x.shape for x in arrays]:
-      return {name: x for (name, _), x in zip(chosen, arrays, strict=True)}
+    for names in (every, once):
+      chosen = {name: entry.shape for name, entry in names.items() if entry.path[0] in kinds}
+      if list(chosen.values()) == [x.shape for x in arrays]:
+        return dict(zip(chosen, arrays, strict=True))
   raise errors.UsageError(
     f'{what}: it is a list of {len(arrays)} arrays, and the state dict of the network has {len(every)}, or their '
     f'shapes differ: {_NAMED}'

@@ -50,9 +50,9 @@ def read_update(
   Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the parameters.
   Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in, row, column],
   dense weights are [out, in], and channels come before rows where an image is flattened. Which tensors meet a flattened
-  image is read from the traced model. Where both have the same names, as of a network from PyTorch, flat names joined by
-  dots are PyTorch's, and a tree or names joined by '/' those of the parameters. Common prefixes 'params', 'module',
-  '_module', '_orig_mod' and 'model', and statistics of BatchNorm, are left out.
+  image is read from the traced model. Networks from PyTorch have one set of names: flat ones joined by dots are
+  PyTorch's, a tree or those joined by '/' of the parameters. Common prefixes 'params', 'module', '_module', '_orig_mod'
+  and 'model', and statistics of BatchNorm, are left out.
 
   Args:
     what: the path of a file, a dictionary, or a list; a tree like the parameters is such a dictionary.
@@ -354,12 +354,8 @@ def _of_layout(entries: dict[str, np.ndarray], layout: Layout, known: set[str]) 
   Raises:
     UsageError: if two names of one tensor have different values.
   """
-  tied = dict(layout.tied)
-  for name, first in tied.items():
-    if name in entries and not np.array_equal(entries[name], entries.setdefault(first, entries[name])):
-      raise errors.UsageError(f'{name} and {first} are one tensor of the network, and differ in the file')
-  others = {*tied, *(entry.name for entry in layout.entries)} - known
-  return {name: values for name, values in entries.items() if name not in others}
+  others = layout.named().keys() - known
+  return {name: values for name, values in layout.untied(entries).items() if name not in others}
 
 
 def _renamed(
