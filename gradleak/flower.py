@@ -179,14 +179,15 @@ def audit(
   samples, targets = _samples(samples, targets)
   own = {field.name for field in dataclasses.fields(ClientSettings)}
   settings = _settings(client or ClientSettings(), {name: given.pop(name) for name in own & set(given)})
-  sent, exchanges, steps = _sent(model, variables), list[Exchange](), list[opacus.Step]()
+  sent, made, steps = _sent(model, variables), list[tuple[Exchange, Tree]](), list[opacus.Step]()
   classes = _classes(model, variables, samples, targets, settings)
 
   def fit(samples: np.ndarray, targets: np.ndarray) -> Tree:
     with opacus.watched(steps):
       app = _app(client_fn(*_tensors(samples, targets)))
-      exchanges.append(_called(app, sent, config, run_config, len(samples)))
-    return update_of(exchanges[-1], model)
+      exchange = _called(app, sent, config, run_config, len(samples))
+    made.append((exchange, update_of(exchange, model)))
+    return made[-1][1]
 
   for name in given:  # without a key nothing else reads them
     errors.check_choice('setting', name, own | _OF_ATTACKS)
@@ -211,7 +212,8 @@ def audit(
       truth=(samples, targets),
       **given,
     )
-  return Audit(found, settings, captured, exchanges[0])
+  exchange = next(exchange for exchange, update in made if update is found.update)  # a comparison may run again
+  return Audit(found, settings, captured, exchange)
 
 
 def _settings(client: ClientSettings, changes: Mapping[str, Any]) -> ClientSettings:

@@ -242,6 +242,21 @@ def test_what_a_numpy_client_was_sent_is_read_as_variables(grey):
     flower.weights_of(flower.Exchange({'0': named['1.weight']}, {}, {}), model)
 
 
+def test_the_exchange_is_the_training_whose_update_is_attacked(grey):
+  """What a simulated client draws, and the client does not, makes the comparison run again."""
+  images, network, flat = grey
+
+  def client(x, y):
+    return quickstart.numpy_client(x, y, network=lambda: copy.deepcopy(flat), batch=1, shuffle=True)
+
+  known = {**KNOWN, 'local_batch_size': 1, 'sample_order': 'shuffled', 'augment': 'flip'}
+  torch.manual_seed(0)
+  found = flower.audit(client, images, np.asarray([0, 1, 2]), *network, **known)
+  assert 'draws what the client does not' in str(found)
+  sent = flower.update_of(found.exchange, network[0])
+  jax.tree.map(np.testing.assert_array_equal, sent, found.comparison.update)
+
+
 class Tied(torch.nn.Module):
   """Square layers, of which the second has the weight of the first."""
 
