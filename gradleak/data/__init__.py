@@ -196,10 +196,10 @@ def table(
   Raises:
     UsageError: for columns of differing lengths or equal names, labels [N, 1], and as `tables.infer` does.
   """
-  found = _columns(columns, names)
+  found, label = _columns(columns, names), ''
   if isinstance(labels, str):
     errors.check_choice('column for the label', labels, found)
-    labels = found.pop(labels)
+    label, labels = labels, found.pop(labels)
   classes = np.asarray(labels, object)  # long whole numbers keep their digits beside a gap
   if classes.ndim != 1:
     advice = column(classes.shape, classes.size)
@@ -209,7 +209,8 @@ def table(
     raise errors.UsageError(
       f'the column {wrong[0]!r} has {lengths[wrong[0]]} values, expected {len(classes)}, as labels'
     )
-  return _first(name, split, table_files.parted(found, classes, split, name, given, sensitive), None)
+  made = table_files.parted(found, classes, split, name, given, sensitive)
+  return _first(name, split, made._replace(label=label), None)
 
 
 def read_like(path: Any, dataset: Dataset, schema: str | Mapping | None = None) -> Dataset:
@@ -218,8 +219,8 @@ def read_like(path: Any, dataset: Dataset, schema: str | Mapping | None = None) 
   Args:
     path: of a file .csv with headings, for a table; of a file .csv, .tsv or .txt as `text:PATH` has it, for texts.
     dataset: a split of `load` or `table`, whose columns or tokens, and classes, these samples have.
-    schema: as given to `load`; its label, names and gaps count. By default the label is the column that the dataset
-      lacks.
+    schema: as given to `load`; its label, names and gaps count. By default the label has the heading of the
+      dataset's, or is the column that the dataset lacks.
 
   Raises:
     UsageError: for a dataset of images, a file that cannot be read, a column that is missing, and a value, level or
@@ -228,7 +229,8 @@ def read_like(path: Any, dataset: Dataset, schema: str | Mapping | None = None) 
   file, settings = errors.check_path('the path', path, home=True), dataset.settings
   notes: tuple[str, ...] = ()
   if 'schema' in settings:
-    samples, classes = own.rows(file, dataset.name, tables.from_json(settings['schema']), table_files.known_of(schema))
+    columns, known = tables.from_json(settings['schema']), table_files.known_of(schema)
+    samples, classes = own.rows(file, dataset.name, columns, known, settings.get('label'))
   elif 'tokeniser' in settings:
     samples, classes, notes = own.texts(file, settings['tokeniser'], dataset.samples.shape[1])
   else:
@@ -267,7 +269,7 @@ def _first(name: str, split: str, made: table_files.Table, limit: int | None) ->
   """Returns the first rows of a table as a `Dataset`."""
   if limit is not None and limit > len(made.rows):
     raise errors.UsageError(f'{limit} rows are asked for, but the split {split!r} of {name} has {len(made.rows)}')
-  settings = {'modality': 'table', 'schema': made.schema.to_json()}
+  settings = {'modality': 'table', 'schema': made.schema.to_json(), **({'label': made.label} if made.label else {})}
   return Dataset(name, split, made.rows[:limit], made.labels[:limit], made.class_names, made.notes, settings)
 
 

@@ -11,7 +11,7 @@ from gradleak.data import table_files, tables, text, tokenisers
 
 
 def rows(
-  path: pathlib.Path, name: str, schema: tables.Schema, known: Mapping[str, Any]
+  path: pathlib.Path, name: str, schema: tables.Schema, known: Mapping[str, Any], label: str | None = None
 ) -> tuple[np.ndarray, list[str]]:
   """Returns (rows float32 [N, D], the class of each) of a CSV file; its order of columns is free.
 
@@ -19,7 +19,8 @@ def rows(
     path: of the file.
     name: of the dataset, for messages.
     schema: of the dataset's columns.
-    known: the file's 'label', 'names' and 'gaps', see `table_files.read`. By default the label is the column that the
+    known: the file's 'label', 'names' and 'gaps', see `table_files.read`.
+    label: the heading of the dataset's labels. Where the file lacks it, the label is by default the column that the
       schema lacks, of several the last one of the file.
 
   Raises:
@@ -27,6 +28,7 @@ def rows(
       `Schema.encode` does.
   """
   columns = table_files.columns_of(str(path), known, least=1)
+  known = {'label': label, **known} if label in columns else known
   own = {field.name for field in schema.fields}
   others, last = [one for one in columns if one not in own], list(columns)[-1]
   if 'label' not in known and (not others or (len(others) > 1 and last in own)):

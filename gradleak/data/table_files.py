@@ -28,6 +28,7 @@ class Table(NamedTuple):
     class_names: a name for each label.
     schema: its columns.
     notes: what was inferred, in sentences.
+    label: the heading of the labels, or '' where there is none.
   """
 
   rows: np.ndarray
@@ -35,6 +36,7 @@ class Table(NamedTuple):
   class_names: tuple[str, ...]
   schema: tables.Schema
   notes: tuple[str, ...] = ()
+  label: str = ''
 
 
 def breast_cancer(split: str) -> Table:
@@ -115,7 +117,8 @@ def _read(path: str, split: str, known_: str, stamp: tuple | None) -> Table:
     if both := gaps.intersection(field.levels):
       raise errors.UsageError(f'{both.pop()!r} is a gap of the schema and a level of the column {field.name!r}')
   told = f'the label is {chosen!r}' + ('' if 'label' in known else ', the last column: --label names another')
-  return made._replace(notes=(told, *(field.in_words() for field in made.schema.fields), *made.notes))
+  notes = (told, *(field.in_words() for field in made.schema.fields), *made.notes)
+  return made._replace(notes=notes, label=chosen)
 
 
 def columns_of(path: str, known: Mapping[str, Any], least: int = 2) -> dict[str, list[str]]:

@@ -45,7 +45,7 @@ def test_one_row_is_enough_and_a_class_may_be_spelt_as_a_number(table, tmp_path)
   [
     (['age,ill', '30,1'], None, "the column 'town' is missing"),
     (['age,town', '30,north'], None, 'no column beside the columns of .* name the one of the class'),
-    (['ill,of,age,town', '1,x,30,north'], None, 'ill, of beside the columns'),
+    (['sick,of,age,town', '1,x,30,north'], None, 'sick, of beside the columns'),
     (['age,town,ill', '30,north,2'], None, "row 0 of .* has the class '2', and those of .* are 0, 1"),
     (['age,town,ill', '30,west,1'], None, 'west'),
     (['age,town,ill', '30,north,1'], 'sick', "column for the label of .* 'sick'"),
@@ -61,8 +61,16 @@ def test_what_does_not_fit_the_table_is_refused(table, tmp_path, lines, label, w
 def test_of_several_other_columns_the_class_is_named_or_the_last(table, tmp_path):
   path = written(tmp_path / 'own.csv', ['number,ill,age,town', '7,1,30,north'])
   assert gl.data.read_like(path, table, {'label': 'ill'}).targets.tolist() == [1]
-  path = written(tmp_path / 'own.csv', ['number,age,town,ill', '7,30,north,1'])
+  path = written(tmp_path / 'own.csv', ['number,age,town,sick', '7,30,north,1'])
   assert gl.data.read_like(path, table).targets.tolist() == [1]
+
+
+def test_the_class_stands_under_the_heading_that_it_has_in_the_dataset(table, tmp_path):
+  path = written(tmp_path / 'own.csv', ['ill,age,town,smoker', '0,30,north,1'])
+  columns = {'age': [20 + 0.37 * i for i in range(20)], 'town': ['north', 'south'] * 10, 'ill': [0, 0, 1, 1] * 5}
+  for known in (table, gl.data.table(columns, 'ill')):
+    assert gl.data.read_like(path, known).targets.tolist() == [0]
+    assert gl.data.read_like(path, known, {'label': 'smoker'}).targets.tolist() == [1]
 
 
 def test_gaps_and_headings_are_those_of_the_schema(tmp_path):
