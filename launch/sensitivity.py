@@ -18,13 +18,13 @@ import numpy as np
 import gradleak as gl
 from gradleak import registry, report
 from gradleak.core import errors
-from launch import _program
+from launch import _audited, _program
 from launch._flags import NETWORK, Flags, check_outputs
 
 _GIVEN = Flags()
 with _program.group('what is attacked'):
   _GIVEN.shared(
-    *('dataset', 'split', 'data_dir', 'image_size', 'channels', 'largest_pixel', *NETWORK, 'init', 'public'),
+    *('dataset', 'split', *_audited.OPTIONS, *NETWORK, 'init', 'public'),
     init=('default', 'Initialisation of production: default (as PyTorch) or explicit.'),
     public=(100, 'Public samples that train the model, of the split train; 0 for none.'),
   )

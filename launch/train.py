@@ -25,13 +25,12 @@ from gradleak import registry, report
 from gradleak.core import errors
 from gradleak.data import partition
 from launch import _cluster, _program
-from launch._flags import NETWORK, Flags
+from launch._flags import NETWORK, OPTIONS, Flags
 
 _GIVEN = Flags()
 with _program.group('what is trained'):
   _GIVEN.shared(
-    *('dataset', 'data_dir', 'limit', 'largest_pixel', 'label', 'schema', 'tokeniser', 'length'),
-    *(*NETWORK, 'init', 'weights', 'public'),
+    *('dataset', *OPTIONS, *NETWORK, 'init', 'weights', 'public'),
     dataset='digits',
     public=(100, 'The last training images are public, for defenses that need any.'),
   )
