@@ -268,9 +268,11 @@ class Flags:
     module = made(self.torch_model)
     mean, std = (numbers(name, getattr(self, name)) for name in ('torch_mean', 'torch_std'))
     _program.say(f'exporting {self.torch_model} …')
-    return gl.models.from_torch(
-      module, np.random.default_rng(0).random((4, *sample_shape), np.float32), mean=mean, std=std
-    )[0]
+    rng = np.random.default_rng(0)
+    example: Any = rng.random((4, *sample_shape), np.float32)
+    if 'vocabulary' in self.known:
+      example = rng.integers(self.known['vocabulary'], size=example.shape, dtype=np.int32)
+    return gl.models.from_torch(module, example, mean=mean, std=std)[0]
 
   def refuse_beside(self, what: str, *names: str) -> None:
     """Raises `UsageError` where one of these flags is given, which are for something else."""

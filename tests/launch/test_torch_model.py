@@ -97,6 +97,35 @@ def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, mo
   assert done.status == 0 and 'csdlg(steps=3)' in done.out, done.err
 
 
+TOKENS = """
+from torch import nn
+
+
+def net():
+  return nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(24, 3))
+"""
+
+
+@pytest.mark.long
+def test_a_network_for_texts_is_exported_on_tokens(tmp_path, monkeypatch):
+  pytest.importorskip('torch', reason='PyTorch is not installed')
+  (tmp_path / 'of_tokens.py').write_text(TOKENS)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  module, flags = programs._load('epsilon')
+  with mock.patch.object(absl_flags, 'FLAGS', flags):
+    flags(['epsilon', '--torch_model=of_tokens:net'])
+    module._GIVEN.known = {'vocabulary': 30, 'padding': 0, 'length': 6}
+    assert module._GIVEN.network(3, (6,)).vocabulary == 30
+    flags.unparse_flags()
+
+
+@pytest.mark.parametrize('program', ['audit', 'epsilon', 'identify', 'sensitivity', 'train'])
+def test_programs_of_all_samples_take_all_flags_of_reading_them(program):
+  given = programs._load(program)[0]._GIVEN
+  missing = {*_flags.OPTIONS} - {*given.defined()}
+  assert missing <= {'limit'}
+
+
 def test_what_repeats_an_entry_names_no_other_network():
   """A network of PyTorch has neither --model nor --init, and both are refused beside it."""
   module, flags = programs._load('autoleak')
