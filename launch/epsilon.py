@@ -13,12 +13,13 @@ import jax
 
 import gradleak as gl
 from gradleak import registry, report
+from gradleak.core import errors
 from launch import _program
 from launch._flags import NETWORK, OPTIONS, Flags
 
 _GIVEN = Flags()
 with _program.group('client and model'):
-  limit = (64, 'Private samples that are read.')
+  limit = (64, 'Private samples that are read; by default 64, or all of a smaller split.')
   _GIVEN.shared('dataset', 'split', *OPTIONS, *NETWORK, 'init', 'weights', limit=limit)
   _GIVEN.settings(gl.ClientSettings)
 with _program.group('defenses'):
@@ -34,7 +35,7 @@ def main(_):
   _GIVEN.configure()
   defenses = registry.defenses(_GIVEN.defenses)
   _program.say(f'reading {_GIVEN.dataset} …')
-  data = _GIVEN.read(_GIVEN.split)
+  data = _read()
   _GIVEN.fit(data, keep=('defenses',))
   key = jax.random.key(_GIVEN.seed)
   model = _GIVEN.network(_GIVEN.outputs(data), data.samples.shape[1:])
@@ -59,6 +60,16 @@ def main(_):
   if _GIVEN.workdir is not None:
     report.write(found, _GIVEN.workdir)
   print(report.epsilon_table(found))
+
+
+def _read():
+  """Returns the private samples: the first ones, or all where there are fewer and --limit is not given."""
+  try:
+    return _GIVEN.read(_GIVEN.split)
+  except errors.UsageError as error:
+    if _GIVEN.present('limit') or 'are asked for' not in str(error):
+      raise
+  return _GIVEN.read(_GIVEN.split, limit=None)
 
 
 if __name__ == '__main__':

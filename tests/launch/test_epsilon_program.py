@@ -1,9 +1,12 @@
 """The program of ε from below: a run, what it writes, and what it refuses."""
 
 import json
+from unittest import mock
 
 import pytest
+from absl import flags as absl_flags
 
+import gradleak as gl
 from tests import programs
 
 SMALL = '--dataset=digits', '--limit=8', '--model=mlp(widths=8)', '--uploads=400', '--canaries=16', '--progress=none'
@@ -34,6 +37,18 @@ def test_rows_of_a_table_and_texts(samples, tmp_path):
   assert 'client_dp(norm=1,noise=1.2)' in done.out and 'dpsgd(norm=1,noise=1.2)' in done.out  # and no others
   config = json.loads((tmp_path / 'new' / 'config.json').read_text('utf-8'))
   assert config['loss'] == {'diabetes': 'cross_entropy', 'notes': 'next_token'}[samples[0]]
+
+
+def test_a_split_of_fewer_samples_than_the_default_is_read_whole(tmp_path):
+  (tmp_path / 'few.csv').write_text('a,b\n' + '\n'.join(f'{i}.5,{i % 2}' for i in range(40)))
+  module, flags = programs._load('epsilon')
+  with mock.patch.object(absl_flags, 'FLAGS', flags):
+    flags(['epsilon', f'--dataset=table:{tmp_path}/few.csv'])
+    assert len(module._read().samples) == 12
+    flags(['epsilon', '--limit=64'])
+    with pytest.raises(gl.UsageError, match='64 rows are asked for'):
+      module._read()
+    flags.unparse_flags()
 
 
 def test_what_it_refuses(tmp_path):
