@@ -16,8 +16,8 @@ def copied(torch: Any, module: Any) -> Any:
   """Returns a copy of a module on the CPU, without what compiles or distributes it.
 
   Raises:
-    UsageError: for what is no module; for parameters of other types than float32, with hooks of their own, or that
-      share memory with other tensors; and for a module that cannot be copied.
+    UsageError: for what is no module; for lazy modules without a shape; for parameters of other types than float32,
+      with hooks of their own, or that share memory with other tensors; and for a module that cannot be copied.
   """
   if not isinstance(module, torch.nn.Module):
     raise errors.UsageError(
@@ -27,6 +27,9 @@ def copied(torch: Any, module: Any) -> Any:
   wrappers = ('OptimizedModule', 'DataParallel', 'DistributedDataParallel', 'GradSampleModule')
   while type(module).__name__ in wrappers:
     module = next(module.get_submodule(one) for one in _WRAPPED if one in dict(module.named_children()))
+  for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+    if torch.nn.parameter.is_lazy(tensor):
+      raise errors.UsageError(f'{name} is of a lazy module that has no shape yet: call the network on samples first')
   for name, parameter in module.named_parameters():
     if parameter.dtype != torch.float32:
       raise errors.UsageError(f'the parameter {name} is {parameter.dtype}, expected torch.float32: call module.float()')

@@ -529,6 +529,14 @@ class Taken(nn.Module):
     return found[0][:, -1]
 
 
+@pytest.mark.parametrize(
+  ('layer', 'name'), [(nn.LazyLinear(3), 'weight'), (nn.LazyBatchNorm1d(affine=False), 'running_mean')]
+)
+def test_lazy_modules_without_a_shape_are_refused_by_name(layer, name):
+  with pytest.raises(gl.UsageError, match=rf'^1\.{name} is of a lazy module that has no shape yet: call the network'):
+    gl.models.from_torch(nn.Sequential(nn.Flatten(), layer), images(2, 1, 4, 4))
+
+
 def test_tied_frozen_and_constant_tensors(tmp_path):
   class Tied(nn.Module):
     def __init__(self):
