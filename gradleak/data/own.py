@@ -64,7 +64,7 @@ def places(path: pathlib.Path, found: Sequence[str], name: str, class_names: Seq
   numeric = tables.are_numbers(class_names)
   of = {tables.spelt(one) if numeric else one: place for place, one in enumerate(class_names)}
   spelt = [tables.spelt(one) if numeric and tables.number_of(one) is not None else tables.text_of(one) for one in found]
-  numbers = [of.get(one, -1) for one in spelt]
+  numbers = [of.get(one if one in of else tables.level_of(one, of), -1) for one in spelt]
   if -1 in numbers:
     row = numbers.index(-1)
     raise errors.UsageError(

@@ -9,7 +9,7 @@ import collections
 import decimal
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -509,7 +509,7 @@ def _encoded(field: Field, texts: list[str]) -> np.ndarray:
         raise errors.UsageError(f'row {row} has {text!r} in the column {field.name!r}, expected a number')
       found[row, 0] = (number - field.mean) / field.std
       continue
-    text = text if text in places else spelt(text)
+    text = text if text in places else level_of(spelt(text), field.levels)
     if text not in places:
       listed = ', '.join(field.levels[:8]) + (', …' if len(field.levels) > 8 else '')
       raise errors.UsageError(
@@ -599,6 +599,12 @@ def spelt(text: str) -> str:
   if number is None:
     return text
   return str(int(text)) if _LONG.fullmatch(text) else _shortest(number + 0.0)
+
+
+def level_of(text: str, levels: Collection[str]) -> str:
+  """Returns the level that a text is but for capital letters, as True is true; the text where not one alone is."""
+  alike = [level for level in levels if level.lower() == text.lower()]
+  return alike[0] if len(alike) == 1 else text
 
 
 def is_gap(text: str, levels: Sequence[str] = ()) -> bool:

@@ -73,6 +73,21 @@ def test_the_class_stands_under_the_heading_that_it_has_in_the_dataset(table, tm
     assert gl.data.read_like(path, known, {'label': 'smoker'}).targets.tolist() == [1]
 
 
+def test_booleans_are_spelt_as_pandas_writes_them(tmp_path):
+  columns = {
+    'age': [20 + 0.37 * i for i in range(20)],
+    'smoker': [True, False] * 10,
+    'ill': [True, True, False] * 6 + [False] * 2,
+  }
+  known = gl.data.table(columns, 'ill')
+  found, same = (
+    gl.data.read_like(written(tmp_path / 'own.csv', ['age,smoker,ill', line]), known)
+    for line in ('21,True,False', '21,true,false')
+  )
+  np.testing.assert_array_equal(found.samples, same.samples)
+  assert found.targets.tolist() == same.targets.tolist() == [0]
+
+
 def test_gaps_and_headings_are_those_of_the_schema(tmp_path):
   """A text that stands for a missing value is none of the column's numbers, in the user's own rows as in the known."""
   schema = {'gaps': ['-9'], 'names': ['age', 'town', 'ill']}
