@@ -186,8 +186,8 @@ def audit(
     with opacus.watched(steps):
       app = _app(client_fn(*_tensors(samples, targets)))
       exchange = _called(app, sent, config, run_config, len(samples))
-    made.append((exchange, update_of(exchange, model)))
-    return made[-1][1]
+    made.append((exchange, update := update_of(exchange, model)))
+    return update
 
   for name in given:  # without a key nothing else reads them
     errors.check_choice('setting', name, own | _OF_ATTACKS)
@@ -212,8 +212,7 @@ def audit(
       truth=(samples, targets),
       **given,
     )
-  exchange = next(exchange for exchange, update in made if update is found.update)  # a comparison may run again
-  return Audit(found, settings, captured, exchange)
+  return Audit(found, settings, captured, next(one for one, update in made if update is found.update))
 
 
 def _settings(client: ClientSettings, changes: Mapping[str, Any]) -> ClientSettings:
