@@ -20,6 +20,7 @@ from gradleak.adaptive import weights
 from gradleak.attacks.base import AttackMethod
 from gradleak.core import trees
 from gradleak.core.trees import Tree
+from gradleak.defenses.clipping import clip
 from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, is_idle, norm_bound
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
@@ -164,13 +165,17 @@ class Known:
     return math.inf if clips is None else float(clips(stages[0].settings))
 
   @property
+  def terms(self) -> int:
+    """How many gradients of samples are summed in a client's update; 1 for their mean."""
+    client = self.context.client
+    return self.num_samples // client.cohort if client.loss.summed else 1
+
+  @property
   def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
     size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
-    client = self.context.client
-    terms = self.num_samples // client.cohort if client.loss.summed else 1
     stages = [stage for stage in self.defense.stages if not self.trains(stage)]
-    return min((norm_bound(stage, size, terms) for stage in stages), default=math.inf)
+    return min((norm_bound(stage, size, self.terms) for stage in stages), default=math.inf)
 
   @property
   def variance(self) -> float | Tree:
@@ -370,7 +375,9 @@ class Known:
       given = None if weigh is None else weigh(update, upload.mask)
       weighted = None if given is None else jax.tree.map(lambda w: np.asarray(w, np.float16), given)
       view = self.view(upload, weighted, update)._replace(noise=0.0)
-      return [view if simulates is None else view._replace(weights=self.besides(simulates, upload, update))]
+      if simulates is None:
+        return [view]
+      return [view._replace(weights=self.besides(simulates, upload, update), clip=math.inf)]  # it clips where they do
 
     return AdaptiveAttack(
       name,
@@ -710,13 +717,35 @@ def _zeros(update: Tree) -> float:
 def _simulated(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack that simulates what is not random of the defense, too; None where there is nothing."""
   stages = known.defense.stages
-  parts = [m.traits.simulated(m.settings) for m in stages if m.traits.simulated is not None]
-  if not parts:
+  if all(stage.traits.simulated is None for stage in stages):
     return None
+  parts = [
+    noiseless(m, known.terms) if m.traits.simulated is None else m.traits.simulated(m.settings).stages
+    for m in stages
+    if m.traits.simulated is not None or math.isfinite(norm_bound(m))
+  ]
   prior = PRIORS[-1]
   words, settings = known.smooth('It simulates what is not random of the defense, too', 'weights smoothness', prior)
-  simulates = Defense(tuple(stage for part in parts for stage in part.stages))
+  simulates = Defense(tuple(stage for part in parts for stage in part))
   return known.changed('simulated', words, simulates=simulates, **settings)
+
+
+def noiseless(stage: Stage, terms: int = 1) -> tuple[Stage, ...]:
+  """Returns what is simulated of a stage: itself, or if it is random what it does before its noise.
+
+  Args:
+    stage: the stage. Where it clips the gradient of each sample, the part clips what they make together.
+    terms: see `norm_bound`.
+  """
+  if stage.traits.noise is None and not stage.traits.random:
+    return (stage,)
+  if stage.traits.simulated is not None:
+    return stage.traits.simulated(stage.settings).stages
+  norm = norm_bound(stage, terms=terms)
+  if math.isinf(norm):
+    return ()
+  (made,) = clip(norm=norm).stages
+  return (dataclasses.replace(made, traits=dataclasses.replace(made.traits, place=stage.traits.place)),)
 
 
 def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:

@@ -19,19 +19,16 @@ The likelihood of an exact candidate is lost where the list holds an altered cop
 largest entries is not. So both are computed (`support`).
 """
 
-import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.adaptive.base import Known
+from gradleak.adaptive.base import Known, noiseless
 from gradleak.core.trees import Tree
-from gradleak.defenses.clipping import clip
-from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind, is_idle, norm_bound
+from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind, is_idle
 from gradleak.federated.client import COSTLY
 from gradleak.threat import EVIDENCE
 
@@ -119,13 +116,13 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   additive = len(noisy) <= 1 and not any(m in rest for m in stages[first + 1 :])
   if any(m.traits.random for m in rest) or not additive or any(_vanishes(v) for v in variances):
     return simulating(stages, 'draws', DRAWS)
-  made = simulating([part for m in stages if m not in chosen for part in _noiseless(m)], 'exact')
+  made = simulating([part for m in stages if m not in chosen for part in noiseless(m)], 'exact')
   if not noisy:
     return made
   noise, (variance,) = noisy[0].traits.noise, variances
   assert noise is not None
   # What is dropped at random is zero, and all that is sent has the noise.
-  sends = bool(noisy[0].traits.sparsifies) and not any(part.traits.sparsifies for part in _noiseless(noisy[0]))
+  sends = bool(noisy[0].traits.sparsifies) and not any(part.traits.sparsifies for part in noiseless(noisy[0]))
   fraction = 1.0 if sends else min(1.0, float(noise.fraction(noisy[0].settings)))
   tree = jax.tree.map(
     lambda p, v: np.broadcast_to(np.asarray(v, np.float32), np.shape(p)),
@@ -149,19 +146,6 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
 
 def _gradients(stage: Stage, context: Context) -> int:
   return int(stage.traits.gradients(context, stage.settings))
-
-
-def _noiseless(stage: Stage) -> tuple[Stage, ...]:
-  """Returns what is simulated of a stage: itself, or if it adds noise what it does before, on a single sample."""
-  if stage.traits.noise is None:
-    return (stage,)
-  if stage.traits.simulated is not None:
-    return stage.traits.simulated(stage.settings).stages
-  norm = norm_bound(stage)
-  if math.isinf(norm):
-    return ()
-  (made,) = clip(norm=norm).stages
-  return (dataclasses.replace(made, traits=dataclasses.replace(made.traits, place=stage.traits.place)),)
 
 
 def _vanishes(variance: float | Tree) -> bool:

@@ -701,6 +701,7 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
   assert slope('simulated') == 0 and slope('straight-through') == 1
 
 
+CLIP = gl.defenses.clip(norm=0.1)
 MINE = gl.defenses.wrap(optax.stateless(scaled), 'upload')
 
 
@@ -712,6 +713,10 @@ MINE = gl.defenses.wrap(optax.stateless(scaled), 'upload')
     (gl.defenses.chain(gl.defenses.fragmentation_random(ratio=0.5), MINE), 'sent'),
     (gl.defenses.chain(gl.defenses.fragmentation_random(ratio=0.5), gl.defenses.outpost(noise=0.0)), 'sent'),
     (gl.defenses.svt_privacy(noise_var=1e9, gamma=0.01, fraction=0.5), 'nonzero'),
+    (gl.defenses.chain(CLIP, gl.defenses.clamp(limit=2e-3)), 'all'),
+    (gl.defenses.chain(CLIP, gl.defenses.percentile_privacy(gamma=2e-3)), 'nonzero'),
+    (gl.defenses.chain(gl.parse('client_dp(norm=0.1,noise=1e-9)'), gl.defenses.clamp(limit=2e-3)), 'all'),
+    (gl.defenses.chain(gl.parse('clip_samples(norm=0.1)'), gl.defenses.clamp(limit=2e-3)), 'all'),
     (gl.defenses.chain(gl.defenses.topk(ratio=0.5), gl.defenses.clamp(limit=1e-3)), 'sent'),
     (gl.defenses.chain(gl.defenses.topk(ratio=0.5), MINE), 'all'),
     (gl.defenses.chain(gl.defenses.prune(rate=0.5), MINE), 'all'),
@@ -736,6 +741,7 @@ def test_who_simulates_does_not_compare_what_the_simulation_would_have_sent(defe
       weights, update = entries(view.weights), entries(view.update)
       right = {'sent': np.any(sent[:rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[compared]
       np.testing.assert_array_equal(weights, right)
+      assert view.clip == math.inf  # what is simulated clips where the client does
       np.testing.assert_allclose(weights * ours, weights * update, rtol=1e-5, atol=1e-8)
 
 
