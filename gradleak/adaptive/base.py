@@ -770,8 +770,8 @@ def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
       ),
     ),
   ):
-    parts = (part(stage) if _undeclared(stage) else stage for stage in stages if not stage.traits.random)
-    simulates = Defense(tuple(parts))
+    parts = [(part(stage),) if _undeclared(stage) else noiseless(stage, known.terms) for stage in stages]
+    simulates = Defense(tuple(one for several in parts for one in several))
 
     def views(upload: Upload, simulates: Defense = simulates) -> list[View]:
       update = known.observed(upload)

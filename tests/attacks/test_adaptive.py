@@ -703,6 +703,7 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
 
 CLIP = gl.defenses.clip(norm=0.1)
 MINE = gl.defenses.wrap(optax.stateless(scaled), 'upload')
+BENT = gl.defenses.wrap(optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.tanh(30 * x), u)), 'upload', label='bent')
 
 
 @pytest.mark.parametrize(
@@ -719,6 +720,9 @@ MINE = gl.defenses.wrap(optax.stateless(scaled), 'upload')
     (gl.defenses.chain(gl.parse('clip_samples(norm=0.1)'), gl.defenses.clamp(limit=2e-3)), 'all'),
     (gl.defenses.chain(gl.defenses.topk(ratio=0.5), gl.defenses.clamp(limit=1e-3)), 'sent'),
     (gl.defenses.chain(gl.defenses.topk(ratio=0.5), MINE), 'all'),
+    (gl.defenses.chain(gl.parse('client_dp(norm=0.1,noise=1e-10)'), BENT), 'all'),
+    (gl.defenses.chain(gl.parse('dpsgd(norm=0.1,noise=1e-10)'), BENT), 'all'),
+    (gl.defenses.chain(gl.defenses.svt_privacy(noise_var=1e9, gamma=0.01, fraction=0.5), BENT), 'nonzero'),
     (gl.defenses.chain(gl.defenses.prune(rate=0.5), MINE), 'all'),
   ],
   ids=str,
