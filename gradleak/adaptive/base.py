@@ -542,7 +542,8 @@ def adaptive_attacks(
     reads -= {'noise'}
   several = bound.defense.random or bound.defense.accumulates
   known = Known(bound, context, num_samples, rounds if several else 1, reads)
-  simulated = _imitated(known) or [_simulated(known)]
+  once = dataclasses.replace(known, rounds=1) if known.sums else known  # one round is simulated, and no sum of several
+  simulated = _imitated(once) or [_simulated(once)]
   found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for stage, arguments in zip(stages, bound.arguments, strict=True):
     special = SPECIAL.get(stage.factory)

@@ -724,6 +724,8 @@ BENT = gl.defenses.wrap(optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.
     (gl.defenses.chain(gl.parse('dpsgd(norm=0.1,noise=1e-10)'), BENT), 'all'),
     (gl.defenses.chain(gl.defenses.svt_privacy(noise_var=1e9, gamma=0.01, fraction=0.5), BENT), 'nonzero'),
     (gl.defenses.chain(gl.defenses.prune(rate=0.5), MINE), 'all'),
+    (gl.defenses.chain(gl.defenses.dgc(ratio=0.5), MINE), 'all'),
+    (gl.defenses.chain(gl.defenses.dgc(ratio=0.5), gl.defenses.clamp(limit=1e-3)), 'sent'),
   ],
   ids=str,
 )
@@ -731,33 +733,36 @@ def test_who_simulates_does_not_compare_what_the_simulation_would_have_sent(defe
   """At the truth what is simulated equals the upload; zeros that the simulation makes, too, are compared."""
   samples, targets = (jnp.asarray(part[:1]) for part in small_images)
   bound = defenses.bind(defense, wide)
-  send = jax.jit(bound.client(wide.client).local_update)
-  uploads = [jax.device_get(send(jax.random.key(i), wide.variables, samples, targets)) for i in range(4)]
+  send = jax.jit(bound.client(wide.client).participate)
+  uploads, state = [], None
+  for i in range(4):
+    one, kept, _ = send(jax.random.key(i), wide.variables, samples, targets, None, state)
+    uploads, state = [*uploads, jax.device_get(one)], kept if defense.accumulates else None
   shapes = jax.tree.map(np.shape, uploads[0].update)
   sent = [entries(jax.tree.map(np.broadcast_to, one.mask, shapes)) for one in uploads]
   for rounds in (1, 4):
     found = [one for one in attacks_on(bound, wide, 1, attacks.csdlg(), rounds) if one.simulates is not None]
     assert found
     for adaptive in found:
-      (view,) = adaptive.views(jax.tree.map(lambda *xs: np.stack(xs), *uploads[:rounds]))
+      (view,) = adaptive.views(jax.tree.map(lambda *xs: np.stack(xs), *uploads[: adaptive.rounds]))
       client = defenses.bind(adaptive.simulates, wide).client(wide.client)
       ours = entries(jax.jit(client.local_update)(None, wide.variables, samples, targets).update)
       weights, update = entries(view.weights), entries(view.update)
-      right = {'sent': np.any(sent[:rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[compared]
+      right = {'sent': np.any(sent[: adaptive.rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[compared]
       np.testing.assert_array_equal(weights, right)
       assert view.clip == math.inf  # what is simulated clips where the client does
       np.testing.assert_allclose(weights * ours, weights * update, rtol=1e-5, atol=1e-8)
 
 
-def test_uploads_that_are_summed_are_not_said_to_be_averaged(context):
+def test_uploads_that_are_not_averaged_are_not_said_to_be(context):
   mine = gl.defenses.wrap(optax.stateless(scaled), 'upload')
   for other, name, words in (
-    (gl.defenses.dgc(ratio=0.1), 'summed', 'It sums the uploads'),
-    (gl.defenses.gaussian(stddev=0.1), 'averaged', 'It averages the uploads'),
+    (gl.defenses.dgc(ratio=0.1), 'straight-through', 'It simulates the defense, too'),  # of the first one alone
+    (gl.defenses.gaussian(stddev=0.1), 'averaged+straight-through', 'It averages the uploads'),
   ):
     bound = defenses.bind(gl.defenses.chain(mine, other), context)
     found = {adaptive.name: adaptive.words for adaptive in attacks_on(bound, context, 1, attacks.csdlg(), 4)}
-    assert found[f'{name}+straight-through'].startswith(words)
+    assert found[name].startswith(words)
 
 
 @pytest.mark.slow
