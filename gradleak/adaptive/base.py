@@ -302,7 +302,7 @@ class Known:
     own = [self.context.client.cohort * energy for energy in self._one.energies]  # of one client
     kept, left = 1.0, [1.0] * len(own)
     for i, stage in enumerate(self.stages):
-      bound = math.inf if self.trains(stage) else norm_bound(stage, size)
+      bound = math.inf if self.trains(stage) else min(_shortened(stage), norm_bound(stage, size))
       total = kept * signal + sum(part * energy for part, energy in zip(left[:i], own, strict=False))
       factor = min(1.0, bound**2 / max(total, 1e-30))
       kept, left = kept * factor, [part * factor for part in left[:i]] + left[i:]
@@ -456,7 +456,13 @@ def _alters(stage: Stage) -> bool:
   """Returns whether a stage changes what it lets pass, before noise of its own: not one that only adds or drops."""
   traits = stage.traits
   adds = traits.noise is not None or traits.sparsifies
-  return not is_idle(stage) and bool(traits.clips or traits.bounds or traits.limits or traits.bits or not adds)
+  shortens = math.isfinite(_shortened(stage)) or bool(traits.clips or traits.bounds)
+  return not is_idle(stage) and bool(shortens or traits.limits or traits.bits or not adds)
+
+
+def _shortened(stage: Stage) -> float:
+  """Returns the norm that a stage clips what it is given to, where what it sends may be longer; infinity for none."""
+  return math.inf if stage.traits.shortens is None else float(stage.traits.shortens(stage.settings))
 
 
 def _everywhere(stage: Stage) -> bool:
@@ -664,13 +670,14 @@ def _typical_energies(known: Known) -> tuple[float, float]:
   """Returns the expected squared norms, in what is compared, of the noise and of a typical update."""
   context = known.context
   given = context.client, context.sample_shape, known.num_samples, context.variables
-  before = signal = float(typical_squared_norm(*given))
+  squared = float(typical_squared_norm(*given))
+  kept, left = known.left_by_clips(squared)
+  signal = kept * squared
   if known.rounds > 1 and known.sums:  # both grow with the rounds, the noise by less
-    summed = jax.tree.map(lambda u: np.sum(u, axis=0), known.several(typical_update(*given)))
-    signal = float(trees.squared_norm(summed))
-  kept, left = known.left_by_clips(before)
+    clipped = jax.tree.map(lambda u: u * np.float32(math.sqrt(kept)), typical_update(*given))
+    signal = float(trees.squared_norm(jax.tree.map(lambda u: np.sum(u, axis=0), known.several(clipped))))
   noise = sum(part * energy for part, energy in zip(left, known.energies, strict=True))
-  return noise, max(kept * signal, 1e-30)
+  return noise, max(signal, 1e-30)
 
 
 # Entries seem dropped where this share more of them are zero than in an undefended update of random samples.

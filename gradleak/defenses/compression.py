@@ -169,6 +169,7 @@ class DGCState(NamedTuple):
   sparsifies='mask',
   accumulates=True,
   by_magnitude=True,
+  shortens=lambda settings: settings['clip'],
   selects=True,
   idle=lambda settings: settings['ratio'] == 1 and math.isinf(settings['clip']),
 )

@@ -128,6 +128,7 @@ class Traits:
       'upload' at the server, or each new 'weight'; '' for nothing. Attackers do not read it, pages do.
     bounds: settings -> a bound on the L2 norm of its output without noise of its own, or None; `clips` is one. Where it
       clips each 'sample', that of a mean.
+    shortens: settings -> the L2 norm that it clips what it is given to, where what it sends may be longer; or None.
     limits: settings -> the largest magnitude of an entry of its output without noise of its own, or None.
     mechanism: (settings, L2 norm that the stage before it clips the upload to, or None; its position in the chain) ->
       the `Mechanism` that it is, or None.
@@ -163,6 +164,7 @@ class Traits:
   clips: Callable[[Settings], float] | None = None
   clips_each: Annotated[str, Choice(PARTS)] = ''
   bounds: Callable[[Settings], float] | None = None
+  shortens: Callable[[Settings], float] | None = None
   limits: Callable[[Settings], float] | None = None
   mechanism: Callable[[Settings, float | None, int], Mechanism | None] | None = None
   post_processing: bool = False
@@ -179,7 +181,7 @@ class Traits:
   def __post_init__(self) -> None:
     check_fields(self)
     always = 'arguments', 'gradients', 'idle', 'projects'
-    for name in ('clips', 'bounds', 'limits', 'mechanism', 'bits', *always):
+    for name in ('clips', 'bounds', 'shortens', 'limits', 'mechanism', 'bits', *always):
       value = getattr(self, name)
       if not callable(value) and (value is not None or name in always):
         raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')

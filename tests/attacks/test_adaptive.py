@@ -382,13 +382,17 @@ def test_the_prior_grows_with_the_noise(noise, prior, context):
 
 
 @pytest.mark.parametrize(
-  'behind', ['clip(norm=1)', 'clamp(limit=0.001)', 'quantize', 'wrapped', 'prune(rate=0)', 'topk(ratio=0.5)']
+  'behind',
+  ['clip(norm=1)', 'clamp(limit=0.001)', 'quantize', 'wrapped', 'prune(rate=0)', 'topk(ratio=0.5)']
+  + ['dgc(ratio=0.5,clip=1)', 'dgc(ratio=0.5)'],
 )
 def test_no_level_is_stated_of_noise_that_a_later_stage_changes(behind, context):
   own = gl.defenses.wrap(optax.scale(0.01), place='upload', label='wrapped')
   chain = gl.defenses.chain(gl.defenses.gaussian(stddev=0.1), own if behind == 'wrapped' else gl.parse(behind))
   found = attacks_on(defenses.bind(chain, context), context, 1, attacks.csdlg())
-  assert any('floor' in one.name for one in found) == (behind in ('prune(rate=0)', 'topk(ratio=0.5)'))
+  assert any('floor' in one.name for one in found) == (
+    behind in ('prune(rate=0)', 'topk(ratio=0.5)', 'dgc(ratio=0.5)')
+  )
 
 
 def test_a_clip_shortens_the_noise_before_it_as_the_update(context):
@@ -403,6 +407,11 @@ def test_a_clip_shortens_the_noise_before_it_as_the_update(context):
     assert clipped[0] * rounds / clipped[1] == pytest.approx(noise / signal)
     assert clipped[0] * rounds + clipped[1] == pytest.approx(1e-4)
   assert energies('clip(norm=0.01)+gaussian(stddev=0.01)') == pytest.approx((noise, 1e-4))
+  compressed = 'gaussian(stddev=0.01)+dgc(ratio=1,momentum=0,clip=0.01)'
+  for rounds in (1, 3):  # their sum
+    found = energies(compressed, rounds)
+    assert found[0] / rounds / (found[1] / rounds**2) == pytest.approx(noise / signal, rel=1e-3)
+    assert found[0] / rounds + found[1] / rounds**2 == pytest.approx(1e-4, rel=1e-3)
 
 
 # ---- in gradient matching
