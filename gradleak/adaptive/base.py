@@ -302,7 +302,7 @@ class Known:
     own = [self.context.client.cohort * energy for energy in self._one.energies]  # of one client
     kept, left = 1.0, [1.0] * len(own)
     for i, stage in enumerate(self.stages):
-      bound = math.inf if self.trains(stage) else min(_shortened(stage), norm_bound(stage, size))
+      bound = math.inf if self.trains(stage) else min(_shortened(stage), norm_bound(stage, size, self.terms))
       total = kept * signal + sum(part * energy for part, energy in zip(left[:i], own, strict=False))
       factor = min(1.0, bound**2 / max(total, 1e-30))
       kept, left = kept * factor, [part * factor for part in left[:i]] + left[i:]

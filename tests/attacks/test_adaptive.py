@@ -271,6 +271,7 @@ def test_clipped_gradients_of_samples_are_bounded_as_their_sum_or_mean_is(contex
     changed = dataclasses.replace(context, client=client)
     known = Known(defenses.bind(gl.parse(text), changed), changed, 4, 1, frozenset())
     assert known.norm_bound == bound
+    assert known.left_by_clips(4 * bound**2)[0] == 0.25
 
 
 @pytest.mark.parametrize(
