@@ -189,7 +189,8 @@ class Client:
 
   def gradient(self, variables: Mapping, samples: jax.Array, targets: jax.Array) -> Tree:
     """Returns the gradient of the mean loss of samples, without dropout and defenses; arguments as `local_update`'s."""
-    plain, (samples, targets) = self.undefended(), self._samples(samples, targets)
+    plain = self.undefended()
+    samples, targets = plain.transformed(None, samples, targets)
     weights = jnp.ones(samples.shape[:1], targets.dtype)
     return plain._defended_gradient(None, variables, plain._init_step(variables), samples, targets, weights)[0]
 
@@ -311,7 +312,7 @@ class Client:
   def transformed(
     self, key: jax.Array | None, samples: jax.Array, targets: jax.Array, weights: jax.Array | None = None
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns the samples that the client trains on in place of these, targets as probabilities.
+    """Returns the samples that the client trains on in place of these, and what the loss compares with.
 
     Args:
       key: as `local_update` takes it.
@@ -319,21 +320,20 @@ class Client:
       weights: as `participate` takes them.
     """
     samples, targets = self._samples(samples, targets)
-    if self.transform is None:
-      return samples, targets
-    samples, targets = jnp.asarray(samples), jnp.asarray(targets)  # a scenario holds those of NumPy
-    key = None if key is None else jax.random.fold_in(key, 4)
-    return self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
+    if self.transform is not None:
+      samples, targets = jnp.asarray(samples), jnp.asarray(targets)  # a scenario holds those of NumPy
+      key = None if key is None else jax.random.fold_in(key, 4)
+      samples, targets = self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
+    if self.loss.own and targets.ndim == 2:  # else they are made of these samples already
+      return self.loss.of_samples(samples, self.modality, self.model.vocabulary)
+    return samples, targets
 
   def _samples(self, samples: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Returns the samples, targets as probabilities; raises `UsageError` for what are none. Pixels are not checked."""
     samples, targets = errors.as_array('samples', samples), errors.as_array('targets', targets)
     self.modality.check_batch(samples)
     floating = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else float
-    targets = self.targets(targets, samples.shape[0], dtype=floating)
-    if self.loss.own and targets.ndim == 2:  # else they are made of these samples already
-      return self.loss.of_samples(samples, self.modality, self.model.vocabulary)
-    return samples, targets
+    return samples, self.targets(targets, samples.shape[0], dtype=floating)
 
   def _shape(self, samples: jax.Array) -> tuple[int, ...]:
     """Returns the shape of one sample, also where a search moves something else in its place."""

@@ -15,7 +15,7 @@ MASK = 1
 
 def of_batch(client, variables, samples, labels):
   """Returns the loss of a batch, as the client computes it."""
-  samples, targets = client._samples(jnp.asarray(samples), jnp.asarray(labels))
+  samples, targets = client.transformed(None, jnp.asarray(samples), jnp.asarray(labels))
 
   @jax.jit
   def loss(variables):
@@ -100,6 +100,17 @@ def test_sequences_of_one_token(scenario):
   other = gradient(scenario, samples[1:], labels[1:])
   for a, b in zip(*map(jax.tree.leaves, (both, other)), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize('loss', ['next_token', 'masked_token'])
+def test_targets_are_made_of_what_a_defense_makes_of_the_tokens(loss):
+  made = texts.scenario(loss, number=8)
+  hide = gl.defenses.wrap(lambda key, samples, targets: (jnp.full_like(samples, 7), targets), 'data')
+  client, samples = gl.defenses.bind(hide, made.context).client(made.client), made.samples[:2]
+  found = client.transformed(None, samples, made.targets[:2])
+  jax.tree.map(
+    np.testing.assert_array_equal, found, made.client.transformed(None, np.full_like(samples, 7), made.targets[:2])
+  )
 
 
 @pytest.mark.long
