@@ -295,19 +295,23 @@ class Client:
       raise errors.UsageError(
         'samples of a cohort are divided evenly, and padding is not: leave cohort at 1 in training'
       )
+
+    def one(member: Client, key: Any, samples: Any, targets: Any, state: Any) -> tuple[Upload, Any, Tree]:
+      return member.participate(key, variables, samples, targets, None, state)
+
+    uploads, state, batch_stats = self._of_members(one, key, samples, targets, state)
+    mean = functools.partial(jax.tree.map, functools.partial(jnp.mean, axis=0))
+    mask = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.mask)
+    return Upload(mean(uploads.update), mask, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
+
+  def _of_members(self, one: Callable, key: Any, samples: jax.Array, targets: jax.Array, state: Any = None) -> Any:
+    """Returns (member, its key, samples, targets and state) -> anything of each member of the cohort, [cohort, …]."""
     self.num_steps(samples.shape[0])  # raises for what cannot be divided
     member = dataclasses.replace(self, cohort=1)
     split = [x.reshape(self.cohort, -1, *x.shape[1:]) for x in (samples, targets)]
     keys = None if key is None else jax.random.split(key, self.cohort)
     axes = (None if key is None else 0, 0, 0, None if state is None else 0)
-
-    def one(key: jax.Array | None, samples: jax.Array, targets: jax.Array, state: Any) -> tuple[Upload, Any, Tree]:
-      return member.participate(key, variables, samples, targets, None, state)
-
-    uploads, state, batch_stats = jax.vmap(one, axes)(keys, *split, state)
-    mean = functools.partial(jax.tree.map, functools.partial(jnp.mean, axis=0))
-    mask = jax.tree.map(lambda x: jnp.any(x, axis=0), uploads.mask)
-    return Upload(mean(uploads.update), mask, jnp.sum(uploads.num_samples)), state, mean(batch_stats)
+    return jax.vmap(functools.partial(one, member), axes)(keys, *split, state)
 
   def transformed(
     self, key: jax.Array | None, samples: jax.Array, targets: jax.Array, weights: jax.Array | None = None
@@ -320,6 +324,9 @@ class Client:
       weights: as `participate` takes them.
     """
     samples, targets = self._samples(samples, targets)
+    if self.transform is not None and self.cohort > 1:
+      found = self._of_members(lambda member, *given: member.transformed(*given[:3]), key, samples, targets)
+      return jax.tree.map(jnp.concatenate, found)
     if self.transform is not None:
       samples, targets = jnp.asarray(samples), jnp.asarray(targets)  # a scenario holds those of NumPy
       key = None if key is None else jax.random.fold_in(key, 4)

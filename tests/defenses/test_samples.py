@@ -469,6 +469,20 @@ def test_arrays_of_numpy_are_encoded_alike(batch, public):
   jax.tree.map(np.testing.assert_array_equal, found, client.transformed(jax.random.key(0), *batch))
 
 
+def test_each_client_of_a_cohort_transforms_its_own_samples(small_images):
+  """The upload is the update of what they are said to train on."""
+  model = models.mlp(10, widths=(4,), init='default')
+  images, targets = (part[:4] for part in small_images)
+  variables = model.init(jax.random.key(0), images.shape[1:])
+  plain = Client(model, 10, cohort=2)
+  client = dataclasses.replace(plain, transform=samples.ats().transform)
+  trained = client.transformed(jax.random.key(3), images, targets)
+  assert trained[0].shape == images.shape and not np.array_equal(trained[0], images)
+  found = client.local_update(jax.random.key(3), variables, images, targets).update
+  expected = plain.local_update(None, variables, *trained).update
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected)
+
+
 def test_the_bound_is_traced(batch, public):
   traces = []
 
