@@ -1,5 +1,6 @@
 """Transformations that users bring: what they return is checked where they are called."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +18,43 @@ def checked(name: str, transformation: Any, random: bool) -> Any:
   """Returns the transformation of a user, which raises `UsageError` with its name for what no defense may do.
 
   Its outputs have the shapes and types of its inputs. It gets a key if it is `random`, and depends on the key only
-  then.
+  then. Functions on the samples are checked alike.
   """
-  if not isinstance(transformation, optax.GradientTransformation):
-    return transformation  # on the samples
-  return _checked(name, transformation, random)
+  of_updates = isinstance(transformation, optax.GradientTransformation)
+  return (_checked if of_updates else _checked_function)(name, transformation, random)
+
+
+@reusable(64)  # one object, so that clients are equal
+def _checked_function(name, function, random):
+  @functools.wraps(function)  # its signature says whether it takes weights
+  def transform(key: jax.Array | None, samples: jax.Array, targets: jax.Array, **extra: Any) -> Any:
+    _check_key(name, random, key, 'it with a key')
+    found = _called(name, function, key, samples, targets, extra)
+    expected = _described((samples, targets))
+    returned = _described(found) if isinstance(found, tuple | list) and len(found) == 2 else errors.shown(found)
+    if returned != expected:
+      raise errors.UsageError(f'the defense {name} returns {returned}, expected (samples, targets), {expected}')
+    _check_random(name, random, lambda k: function(k, samples, targets, **extra), key)
+    return found
+
+  return transform
+
+
+def _described(arrays):
+  return ' and '.join(f'{jnp.result_type(x)} of shape {np.shape(x)}' for x in arrays)
+
+
+def _check_key(name, random, key, call):
+  if random and key is None:
+    raise errors.UsageError(f'the defense {name} draws noise and needs a key: call {call}')
+
+
+def _check_random(name, random, function, key):
+  if not random and key is not None and _depends(function, key):
+    raise errors.UsageError(
+      f'the defense {name} draws from its key and is not declared random: give random=True, so that attackers may '
+      'average repeated uploads'
+    )
 
 
 @reusable(64)  # one object, so that clients are equal
@@ -29,22 +62,13 @@ def _checked(name, transformation, random):
   inner = optax.with_extra_args_support(transformation)
 
   def update(updates: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
-    if random and extra.get('key') is None:
-      raise errors.UsageError(f'the defense {name} draws noise and needs a key: call update(…, key=jax.random.key(…))')
+    key = extra.get('key')
+    _check_key(name, random, key, 'update(…, key=jax.random.key(…))')
     found = _called(name, inner.update, updates, state, params, extra)
     if not isinstance(found, tuple) or len(found) != 2:
       raise errors.UsageError(f'the defense {name} returns {errors.shown(found)}, expected (updates, state)')
     _check(name, updates, found[0])
-    key = extra.get('key')
-    if (
-      not random
-      and key is not None
-      and _depends(lambda k: inner.update(updates, state, params, **extra | {'key': k}), key)
-    ):
-      raise errors.UsageError(
-        f'the defense {name} draws from its key and is not declared random: give random=True, so that attackers may '
-        'average repeated uploads'
-      )
+    _check_random(name, random, lambda k: inner.update(updates, state, params, **extra | {'key': k}), key)
     return found
 
   return optax.GradientTransformationExtraArgs(inner.init, update)

@@ -384,16 +384,22 @@ def test_the_prior_grows_with_the_noise(noise, prior, context):
 
 @pytest.mark.parametrize(
   'behind',
-  ['clip(norm=1)', 'clamp(limit=0.001)', 'quantize', 'wrapped', 'prune(rate=0)', 'topk(ratio=0.5)']
-  + ['dgc(ratio=0.5,clip=1)', 'dgc(ratio=0.5)'],
+  [
+    'clip(norm=1)',
+    'clamp(limit=0.001)',
+    'quantize',
+    'wrapped',
+    'dgc(ratio=0.5,clip=1)',
+    'prune(rate=0)',
+    'topk(ratio=0.5)',
+    'dgc(ratio=0.5)',
+  ],
 )
 def test_no_level_is_stated_of_noise_that_a_later_stage_changes(behind, context):
   own = gl.defenses.wrap(optax.scale(0.01), place='upload', label='wrapped')
   chain = gl.defenses.chain(gl.defenses.gaussian(stddev=0.1), own if behind == 'wrapped' else gl.parse(behind))
   found = attacks_on(defenses.bind(chain, context), context, 1, attacks.csdlg())
-  assert any('floor' in one.name for one in found) == (
-    behind in ('prune(rate=0)', 'topk(ratio=0.5)', 'dgc(ratio=0.5)')
-  )
+  assert any('floor' in one.name for one in found) == (behind in ('prune(rate=0)', 'topk(ratio=0.5)', 'dgc(ratio=0.5)'))
 
 
 def test_a_clip_shortens_the_noise_before_it_as_the_update(context):
@@ -713,7 +719,9 @@ def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_i
 
 CLIP = gl.defenses.clip(norm=0.1)
 MINE = gl.defenses.wrap(optax.stateless(scaled), 'upload')
-BENT = gl.defenses.wrap(optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.tanh(30 * x), u)), 'upload', label='bent')
+BENT = gl.defenses.wrap(
+  optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.tanh(30 * x), u)), 'upload', label='bent'
+)
 
 
 @pytest.mark.parametrize(
@@ -758,7 +766,9 @@ def test_who_simulates_does_not_compare_what_the_simulation_would_have_sent(defe
       client = defenses.bind(adaptive.simulates, wide).client(wide.client)
       ours = entries(jax.jit(client.local_update)(None, wide.variables, samples, targets).update)
       weights, update = entries(view.weights), entries(view.update)
-      right = {'sent': np.any(sent[: adaptive.rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[compared]
+      right = {'sent': np.any(sent[: adaptive.rounds], axis=0), 'nonzero': update != 0, 'all': np.ones(update.shape)}[
+        compared
+      ]
       np.testing.assert_array_equal(weights, right)
       assert view.clip == math.inf  # what is simulated clips where the client does
       np.testing.assert_allclose(weights * ours, weights * update, rtol=1e-5, atol=1e-8)

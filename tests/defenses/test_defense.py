@@ -276,6 +276,42 @@ def test_what_it_returns_is_checked_under_its_name(context, small_images, transf
     jax.eval_shape(bound.client(context.client).local_update, KEY, context.variables, images, labels)
 
 
+@pytest.mark.parametrize(
+  ('function', 'message'),
+  [
+    (lambda key, samples, targets: samples, 'the defense bad returns .*, expected '),
+    (lambda key, samples, targets: (samples[:1], targets[:1]), r'float32 of shape \(1, 8, 8, 1\) and float32 of shape'),
+    (
+      lambda key, samples, targets: (samples[:, ::2], targets),
+      r'shape \(2, 4, 8, 1\) and .* of shape \(2, 8, 8, 1\) and',
+    ),
+    (lambda key, samples, targets: (samples, jnp.argmax(targets, axis=-1)), r'int32 of shape \(2,\), expected'),
+    (lambda key, samples, targets: (np.sign(samples), targets), 'hands traced arrays to NumPy; use jax.numpy'),
+    (
+      lambda key, samples, targets: (samples + jax.random.normal(key, samples.shape), targets),
+      'draws from its key and is not declared random: give random=True',
+    ),
+  ],
+)
+def test_what_a_function_on_the_samples_returns_is_checked_under_its_name(context, small_images, function, message):
+  client = defenses.bind(defenses.wrap(function, 'data', label='bad'), context).client(context.client)
+  images, labels = (x[:2] for x in small_images)
+  with pytest.raises(errors.UsageError, match=message):
+    jax.eval_shape(client.local_update, KEY, context.variables, images, labels)
+
+
+def test_a_function_on_the_samples_that_is_declared_random_gets_a_key_and_weights(context, small_images):
+  def noisy_where(key, samples, targets, weights=None):
+    return samples + weights.reshape(-1, 1, 1, 1) * jax.random.normal(key, samples.shape), targets
+
+  client = defenses.bind(defenses.wrap(noisy_where, 'data', label='mine', random=True), context).client(context.client)
+  images, labels = (x[:2] for x in small_images)
+  found = client.transformed(KEY, images, labels, jnp.asarray([1.0, 0.0]))[0]
+  assert not np.array_equal(found[0], images[0]) and np.array_equal(found[1], images[1])
+  with pytest.raises(errors.UsageError, match='the defense mine draws noise and needs a key'):
+    client.transformed(None, images, labels, jnp.ones(2))
+
+
 def test_a_key_that_members_ignore_is_no_randomness(context, small_images):
   """A chain splits the key for each stage, whether it draws or not; so may a function that is compiled by itself."""
   images, labels = (x[:1] for x in small_images)
