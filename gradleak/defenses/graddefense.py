@@ -120,12 +120,12 @@ def _squared_sensitivity(
       return trees.layer_sums(jax.tree.map(lambda d: jnp.sum((unit * d) ** 2), directional(direction)), numbers, count)
 
     if probes is not None:
-      directions = jax.random.normal(jax.random.fold_in(key, index), (probes, *shape))
+      directions = jax.random.normal(jax.random.fold_in(key, index), (probes, *shape), samples.dtype)
       return jnp.mean(jax.lax.map(squares, directions, batch_size=32), axis=0)
     pixels = jnp.arange(image.size, dtype=jnp.int32)
 
     def of_pixel(pixel: jax.Array) -> jax.Array:
-      return squares((pixels == pixel).astype(jnp.float32).reshape(shape))
+      return squares((pixels == pixel).astype(image.dtype).reshape(shape))
 
     return jnp.sum(jax.lax.map(of_pixel, pixels, batch_size=32), axis=0)
 

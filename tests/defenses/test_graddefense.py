@@ -106,6 +106,20 @@ def test_exact_sensitivity_has_a_closed_form_in_softmax_regression(small_images,
   np.testing.assert_allclose(large, 1e22 * measured, rtol=1e-5)
 
 
+@pytest.mark.parametrize('given', [{}, {'method': 'probes', 'key': KEY}])
+def test_sensitivity_takes_samples_of_either_precision(small_images, linear_params, given):
+  images, labels = small_images
+  with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):
+    variables = {'params': jax.tree.map(lambda x: jnp.asarray(x, np.float64), linear_params)}
+    found = [
+      sensitivity(linear_client(), variables, jnp.asarray(images, dtype), labels, **given)
+      for dtype in (np.float32, np.float64)
+    ]
+  if not given:
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+  assert found[1].dtype == np.float64 and np.isfinite(found[1]).all()
+
+
 def sample_gradient(name):
   """Returns (image, label) -> the gradient of one sample's loss, apart from the client."""
   client, variables, *_ = setting(name)
