@@ -186,8 +186,20 @@ class Known:
     """Returns the `variance` in rounds that sent so much; `masks` as `noise_of` takes them."""
     stages = self.stages
     last = max((i for i, stage in enumerate(stages) if _alters(stage)), default=0)
-    found = [self.noise_of(stage, masks, i) for i, stage in enumerate(stages) if i >= last and _everywhere(stage)]
-    return functools.reduce(_add, found, 0.0)
+    found = [i for i, stage in enumerate(stages) if i >= last and _everywhere(stage)]
+    if self.context.client.cohort > 1 and any(map(self._scattered, found)):
+      return 0.0
+    return functools.reduce(_add, [self.noise_of(stages[i], masks, i) for i in found], 0.0)
+
+  def _scattered(self, place: int) -> bool:
+    """Returns whether each client sends the noise of a stage, by its place among `stages`, in entries of its own."""
+    for i, stage in enumerate(self.stages):
+      traits = stage.traits
+      behind = traits.sparsifies == 'zeros' and i > place
+      own = traits.sparsifies == 'mask' and (traits.selects or traits.random)
+      if (behind or own) and not is_idle(stage):
+        return True
+    return False
 
   def noise_of(self, stage: Stage, masks: Tree | None = None, place: int | None = None) -> float | Tree:
     """Returns the variance of the noise that a stage puts on an entry of what is compared.

@@ -55,7 +55,7 @@ def bound(text, context):
 
 def adaptive_attacks(text, context, attack=None, rounds=1):
   """Returns {name: `AdaptiveAttack`} of an attack, csDLG by default, to the defense of a text."""
-  found = attacks_on(bound(text, context), context, 1, attack or attacks.csdlg(), rounds)
+  found = attacks_on(bound(text, context), context, context.client.cohort, attack or attacks.csdlg(), rounds)
   return {adaptive.name: adaptive for adaptive in found}
 
 
@@ -973,6 +973,29 @@ def test_each_client_of_a_cohort_divides_its_noise_by_its_own_samples(cohort, co
   known = Known(bound('dpsgd(norm=3,noise=2)', several), several, 8, 1, frozenset())
   of_a_client = (2 * 3 / (8 // cohort)) ** 2  # of the mean over its samples, whose sum bears noise · norm
   assert known.variance == pytest.approx(of_a_client / cohort)
+
+
+@pytest.mark.parametrize(
+  ('text', 'alike'),
+  [
+    ('topk(ratio=0.5)+gaussian(stddev=0.1)', False),
+    ('gaussian(stddev=0.1)+topk(ratio=0.5)', False),
+    ('fragmentation_random(ratio=0.5)+gaussian(stddev=0.1)', False),
+    ('gaussian(stddev=0.1)+prune(rate=0.5)', False),
+    ('prune(rate=0.5)+gaussian(stddev=0.1)', True),
+    ('topk(ratio=1)+gaussian(stddev=0.1)', True),
+  ],
+)
+def test_no_noise_level_is_named_of_a_mean_whose_clients_send_other_entries_each(text, alike, context):
+  several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=4))
+  named = [any('floor' in name for name in adaptive_attacks(text, one)) for one in (context, several)]
+  assert named == [True, alike]
+
+
+def test_nobody_decodes_a_mean_of_clients_who_keep_back_other_entries_each(context):
+  several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=4))
+  found = [adaptive_attacks('dgc(ratio=0.1)', one, rounds=4) for one in (context, several)]
+  assert ['decoded' in names for names in found] == [True, False] and 'summed+masked' in found[1]
 
 
 def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):
