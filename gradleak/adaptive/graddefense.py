@@ -21,8 +21,10 @@ MAX_CHOICES = 8
 
 @adaptive_to(defenses.graddefense)
 def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
-  """Returns both adaptive attacks."""
-  return [_muted_slices(case), _compensated(case)]
+  """Returns both adaptive attacks; the second alone where all slices bear noise."""
+  slices = case.arguments[0].num_slices
+  left = slices - int(num_perturbed(case.stage.settings['ratio'], slices))
+  return [*([_muted_slices(case)] if left else []), _compensated(case)]
 
 
 def _muted_slices(case: Case) -> AdaptiveAttack:

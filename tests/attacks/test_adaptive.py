@@ -318,6 +318,30 @@ def test_muting_leaves_out_the_layer_that_soteria_prunes(context, gradient):
       np.testing.assert_array_equal(weight, (gradient[name][part] != 0) & (name not in dense))
 
 
+def test_muting_leaves_something_to_compare(small_images):
+  """A module may hold several kernels, or all that there is."""
+  sizes = {'w1': (64, 20), 'b1': (20,), 'w2': (20, 10), 'b2': (10,)}
+  params = {'net': {name: np.full(size, 0.1, np.float32) for name, size in sizes.items()}}
+
+  def features(params, images):
+    return jax.nn.relu(images.reshape(len(images), -1) @ params['net']['w1'])
+
+  def apply(params, images):
+    return features(params, images) @ params['net']['w2']
+
+  layers = [gl.core.trees.Layer(part, (('net', f'w{part}'), ('net', f'b{part}'))) for part in '12']
+  for given, muted in ((None, {'w2'}), (layers, {'w2', 'b2'})):
+    model = models.from_functions(lambda key, shape: params, apply, features=features, layers=given)
+    known = Context(gl.Client(model, 10), {'params': params}, (8, 8, 1))
+    weights = only_view(adaptive_attacks('soteria(rate=0.5)', known)['muted'], params).weights['net']
+    assert {name for name, weight in weights.items() if not weight.any()} == muted
+
+
+@pytest.mark.parametrize('settings', ['ratio=1', 'num_slices=1'])
+def test_no_slices_are_left_out_where_all_bear_noise(settings, context):
+  assert 'slices' not in adaptive_attacks(f'graddefense(stddev=0.1,{settings})', context)
+
+
 def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradient(context, gradient):
   defense = bound('graddefense(stddev=0.1,ratio=0.3)', context)
   slices = defense.arguments[0][0].slices
