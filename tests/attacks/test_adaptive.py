@@ -505,6 +505,8 @@ def test_the_class_average_is_that_of_the_labels(context, small_images):
   np.testing.assert_allclose(start[:, 0, 0, 0], [3, 7], rtol=1e-6)
   with pytest.raises(gl.UsageError, match='public'):
     matching.start_images('class_average', KEY, (1, 8, 8, 1), jnp.ones((1, 10)), None)
+  with pytest.raises(gl.UsageError, match='not for labels of positions'):
+    matching.start_images('class_average', KEY, (1, 8, 8, 1), jnp.ones((1, 8, 10)), means)
 
 
 # ---- in an audit

@@ -58,6 +58,26 @@ def test_the_term_is_that_of_the_mean_gradient_of_the_subset(size):
   np.testing.assert_allclose(value, 0.75 * whole + 0.25 * term, rtol=1e-5)
 
 
+@pytest.mark.long
+def test_a_subset_holds_all_positions_of_its_samples():
+  """As many positions as samples, so that weights of samples fit the axis of positions."""
+
+  def apply(params, images):
+    return (images.reshape(len(images), -1) @ params['kernel']).reshape(-1, TOTAL, 3)
+
+  model = models.from_functions(lambda key, shape: {'kernel': jax.random.normal(key, (64, TOTAL * 3)) / 8}, apply)
+  client, targets = Client(model, 3), jax.nn.one_hot(jnp.arange(TOTAL**2).reshape(TOTAL, TOTAL) % 3, 3)
+  variables = model.init(jax.random.key(2), IMAGES.shape[1:])
+  gradient = jax.jit(client.gradient)
+  seen = Observation(variables, gradient(variables, IMAGES, targets), targets, Knowledge(), IMAGES.shape, 3)
+  attack = attacks.dlg(tv=0.0, subset=2, subset_weight=1.0)(client)
+  state, matching = attack.init(jax.random.key(3), seen), attack.init.__self__
+  value, _ = jax.jit(matching.searched)({'images': DUMMY}, state, seen)
+  some = np.asarray(chosen(Subsets(2, 1.0, 0), 0))
+  subset = gradient(variables, DUMMY[some], targets[some])
+  np.testing.assert_allclose(value, 3 * square(trees.subtract(subset, seen.update)), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_its_expectation_is_that_of_the_docstring():
   """Over all subsets, which are drawn equally often."""

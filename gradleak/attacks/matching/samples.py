@@ -30,8 +30,10 @@ def class_average(targets: jax.Array, class_means: jax.Array | None) -> jax.Arra
   """Returns the mean auxiliary sample of each sample's class (Wu et al. 2024, table 4); labels are probabilities.
 
   Raises:
-    UsageError: without auxiliary data.
+    UsageError: for labels that are not [N, classes], or without auxiliary data.
   """
+  if targets.ndim != 2:
+    raise errors.UsageError("the start 'class_average' is for samples of one class each, not for labels of positions")
   if class_means is None:
     raise errors.UsageError(
       "the start 'class_average' needs auxiliary data of each class: give gradleak.scenario public=(samples, targets)"

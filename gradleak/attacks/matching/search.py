@@ -252,7 +252,8 @@ class Matching:
     client = self.simulation.softly(self.client, state.count, self.steps)
 
     def distance(weights: jax.Array) -> jax.Array:
-      chosen = targets * weights.astype(targets.dtype).reshape(-1, 1)  # cross-entropy is linear in the label
+      shape = -1, *[1] * (targets.ndim - 1)
+      chosen = targets * weights.astype(targets.dtype).reshape(shape)  # cross-entropy is linear in the label
 
       def of(seed: jax.Array) -> jax.Array:
         return self.apart(client, observation, seed, chosen, dummy.get('place'), dummy.get('decoys'))
