@@ -1,7 +1,6 @@
 """What the gradient of a dense layer gives away without any optimisation."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +12,13 @@ import numpy as np
 from gradleak.core import errors, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.trees import Layer, Tree
+from gradleak.models import programs
 from gradleak.models.model import Model
 from gradleak.threat import Observation
 
-_NEAR = 1e-3  # relative, of what a network makes of a value; rounding is about 1e-6
+_NEAR = 1e-3  # relative, of what a network makes of a value; rounding of float32 is about 1e-6
+_ROUNDED = 4.0  # the same, in units of the eps of the coarsest floats that a network computes in
+_TRIES = 6  # initial networks of which two have a gradient at each probe; with fewer, the model's word is taken
 _SHIFTED = 0.05  # the same of other statistics, which move a value by more; bfloat16 rounds to 0.4 %
 
 
@@ -102,7 +104,7 @@ def entry(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: t
 
 
 def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Array]) -> Entry:
-  """Returns the `Entry` of a network. Where an initial one has no gradient at the layer, the model's word is taken.
+  """Returns the `Entry` of a network. Where most initial ones have no gradient at the layer, its word is taken.
 
   Args:
     model: the network.
@@ -114,8 +116,7 @@ def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Arra
     mean, std = (np.tile(np.float32(values), math.prod(shape[:-1])) for values in model.normalisation)
     declared = mean, std
   with jax.ensure_compile_time_eval():
-    keys = jax.random.split(jax.random.key(0), 5)
-    one, other = (model.init(key, shape) for key in (keys[0], keys[3]))
+    keys = jax.random.split(jax.random.key(0), 4)
 
     @jax.jit
     def seen_by(variables: Mapping, sample: jax.Array) -> jax.Array:
@@ -125,24 +126,42 @@ def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Arra
 
       return read(jax.grad(loss)(variables['params'])).reshape(-1)
 
-    chosen, sample = jax.random.bernoulli(keys[2], 0.5, shape), jnp.full(shape, 0.25)
-    low, high, probe = seen_by(one, sample), seen_by(one, sample + 0.5), jax.random.uniform(keys[4], shape)
-    moved = jnp.abs(seen_by(one, jnp.where(chosen, 0.75, sample)) - low)
-    if not jnp.any(moved):
+    chosen, probe, alive = jax.random.bernoulli(keys[2], 0.5, shape), jax.random.uniform(keys[3], shape), []
+    for i in range(_TRIES):
+      dark = jnp.full(shape, 0.25 - i / 64)  # a network that holds its normalisation sees one grey as zeros
+      network, bright = model.init(jax.random.fold_in(keys[0], i), shape), dark + 0.5
+      seen = [np.asarray(seen_by(network, x)) for x in (dark, bright, jnp.where(chosen, bright, dark), probe)]
+      if all(map(np.any, seen)):
+        alive.append((network, float(dark.min()), seen))
+      if len(alive) == 2:
+        break
+    else:
       return Entry(True, declared)
-    reach = jnp.abs(high - low)  # of each value by itself: their scales may differ by far
-    in_order = bool(jnp.all((reach > 0) & jnp.where(chosen.reshape(-1), moved > 0.5 * reach, moved < 0.01 * reach)))
-    slope, values = np.asarray(2 * (high - low)), np.asarray(probe).reshape(-1)
-    networks = one, other, _shifted(other)
-    offset, seen = np.asarray(low) - slope / 4, [np.asarray(seen_by(variables, probe)) for variables in networks]
+    (network, grey, (low, high, mixed, one)), (other, _, (*_, two)) = alive
+    shifted, near = np.asarray(seen_by(_shifted(other), probe)), tolerance(seen_by, network, probe)
+  moved, reach = np.abs(mixed - low), np.abs(high - low)  # of each value by itself: their scales may differ by far
+  if not np.any(moved):
+    return Entry(True, declared)
+  in_order = bool(
+    np.all((reach > 0) & np.where(np.asarray(chosen).reshape(-1), moved > 0.5 * reach, moved < 0.01 * reach))
+  )
+  slope, values = 2 * (high - low), np.asarray(probe).reshape(-1)
+  offset = low - slope * grey
   mean, std = (np.zeros_like(values), np.ones_like(values)) if declared is None else declared
-  near = functools.partial(np.allclose, rtol=_NEAR, atol=_NEAR * np.abs(slope))
-  alike = functools.partial(np.allclose, rtol=_SHIFTED, atol=_SHIFTED * np.abs(slope))
-  fixed = all(alike(x, seen[0]) for x in seen if np.any(x))  # one without a gradient tells nothing
-  seen.pop()
-  if not in_order or near((values - mean) / std, seen[0]) or not all(near(slope * values + offset, x) for x in seen):
+
+  def alike(given: np.ndarray, seen: np.ndarray, share: float) -> bool:
+    return np.allclose(given, seen, rtol=share, atol=share * np.abs(slope))
+
+  fixed = all(alike(x, one, _SHIFTED) for x in (two, shifted) if np.any(x))  # one without a gradient tells nothing
+  straight = all(alike(slope * values + offset, x, near) for x in (one, two))
+  if not in_order or alike((values - mean) / std, one, near) or not straight:
     return Entry(in_order, declared, fixed)
   return Entry(True, (-offset / slope, 1 / slope), fixed)
+
+
+def tolerance(function: Callable, *given: Any) -> float:
+  """Returns the relative difference that is left to rounding in what a function computes: 1e-3 in float32."""
+  return max(_NEAR, _ROUNDED * programs.rounding(jax.make_jaxpr(function)(*given)))
 
 
 def _shifted(variables: Mapping) -> dict:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 
@@ -11,6 +12,14 @@ def inner(equation: Any) -> list[Any]:
   held = equation.params.values()
   parts = [one for value in held for one in (value if isinstance(value, tuple | list) else (value,))]
   return [one for one in parts if isinstance(one, ClosedJaxpr | Jaxpr)]
+
+
+def rounding(program: ClosedJaxpr | Jaxpr) -> float:
+  """Returns the eps of the coarsest floats that a program computes, those inside included; 0.0 without any."""
+  equations = getattr(program, 'jaxpr', program).eqns
+  dtypes = {getattr(variable.aval, 'dtype', jnp.int32) for equation in equations for variable in equation.outvars}
+  own = [float(jnp.finfo(dtype).eps) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+  return max([*own, *(rounding(one) for equation in equations for one in inner(equation))], default=0.0)
 
 
 def walked(

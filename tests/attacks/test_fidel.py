@@ -253,6 +253,25 @@ def test_what_parameters_or_statistics_make_of_a_sample_is_no_sample(before, ref
     image_layer(model, seen)
 
 
+def test_a_normalisation_is_recognised_in_half_precision():
+  half = {'dtype': 'bfloat16', 'param_dtype': 'bfloat16'}
+
+  class Half(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      x = nn.Dense(64, **half)((2 * x - 1).reshape(len(x), -1))
+      return nn.Dense(4, **half)(nn.relu(x)).astype(np.float32)
+
+  found = entry(models.from_flax(Half()), (4, 4, 1), ('Dense_0', 'kernel'), ('Dense_0', 'bias'))
+  np.testing.assert_allclose(found.normalised[0], 0.5, atol=0.03)
+
+
+@pytest.mark.parametrize('widths', ['2', '2-2'])
+def test_a_network_that_is_silent_on_a_probe_is_asked_again(widths):
+  model = models.create(f'mlp(widths={widths})', 10, init='default')
+  assert entry(model, (4, 6, 4), ('Dense_0', 'kernel'), ('Dense_0', 'bias')) == (True, None, True)
+
+
 @pytest.mark.parametrize('declared', [True, False])
 def test_each_value_is_compared_with_its_own_scale(declared):
   """A rare level of a table is divided by a hundredth of what others are."""
