@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks.base import Attack, attack, closed_form
-from gradleak.attacks.dense import first_dense_input, first_dense_layer
+from gradleak.attacks.dense import first_dense_input, first_dense_layer, tolerance
 from gradleak.attacks.fidel import beyond_range, partial_reconstructions
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Fraction
@@ -347,8 +347,10 @@ def _check_passage(model, variables, paths, way, sample_shape):
     gradient = jax.grad(loss)(params)
     return tuple(trees.get(gradient, path) for path in paths)
 
-  found = first_dense_input(*gradients(variables, probe, jnp.float32(1)))
-  if not np.allclose(found, way.encode(np.asarray(probe))[0], atol=1e-3):
+  given = variables, probe, jnp.float32(1)
+  if not np.allclose(
+    first_dense_input(*gradients(*given)), way.encode(np.asarray(probe))[0], atol=tolerance(gradients, *given)
+  ):
     raise errors.UsageError(
       f'the model {model.name!r} does not pass its samples on to the first dense layer: something in front of it, such '
       'as a stride, a sigmoid or a normalisation of the pixels, changes them; take a model such as mlp'

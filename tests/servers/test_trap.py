@@ -305,3 +305,10 @@ def test_a_normalised_image_is_no_image(faces, prepared):
 def test_auxiliary_images_are_asked_for(faces, prepared):
   with pytest.raises(errors.UsageError, match='public'):
     prepared(trap(variant='soliton_data'), scenario(Dense(), faces), 8)
+
+
+def test_weights_in_half_precision_pass_images_up_to_rounding(faces, prepared):
+  made = scenario(models.create('mlp(widths=16)', 10), faces)
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), made.variables)
+  with jax.numpy_dtype_promotion('standard'):  # of pixels and weights
+    assert prepared(trap(), made._replace(variables=half), 8)
