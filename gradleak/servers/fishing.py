@@ -348,7 +348,8 @@ def batch_statistics(model: Model, variables: dict, samples: np.ndarray) -> Tree
   """
   apply = jax.jit(lambda variables, samples: model.apply(variables, samples, True, None)[1])
   before = (jax.tree.map(lambda x, v=value: jnp.full_like(x, v), variables['batch_stats']) for value in (0, 1))
-  samples = jnp.asarray(samples, jax.tree.leaves(variables['batch_stats'])[0].dtype)
+  if not model.takes_ids:
+    samples = jnp.asarray(samples, jax.tree.leaves(variables['batch_stats'])[0].dtype)
   zeros, ones = (apply({**variables, 'batch_stats': each}, samples) for each in before)
 
   def of_batch(old: jax.Array, zero: jax.Array, one: jax.Array) -> jax.Array:

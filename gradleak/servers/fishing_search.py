@@ -412,13 +412,14 @@ def _direction(mean, public):
   return direction / np.sqrt(direction @ covariance @ direction)
 
 
-def _feature_statistics(model, variables, images):
-  """Returns (mean, covariance) of the features of images [M, H, W, C]; the covariance is regularised by 1e-6.
+def _feature_statistics(model, variables, samples):
+  """Returns (mean, covariance) of the features of samples [M, …]; the covariance is regularised by 1e-6.
 
   Raises:
     UsageError: where no feature varies.
   """
-  features = jax.jit(require(model, 'features'))(variables, jnp.asarray(images, jnp.float32))
+  samples = jnp.asarray(samples, model.samples(1, samples.shape[1:], wide=False).dtype)
+  features = jax.jit(require(model, 'features'))(variables, samples)
   features = np.asarray(features, np.float64)
   covariance = np.cov(features.T)
   if not np.trace(covariance) > 0:

@@ -15,7 +15,7 @@ import gradleak
 from gradleak import Client, Knowledge, Observation, models
 from gradleak.core import errors, trees
 from gradleak.models import torch_weights
-from gradleak.servers import Observed, fishing
+from gradleak.servers import Observed, fishing, fishing_search
 from gradleak.servers.fishing import class_fishing, feature_fishing
 from gradleak.servers.fishing_search import class_fished, fish, last_layer
 from tests.attackers import run
@@ -307,6 +307,15 @@ def test_the_server_asks_and_finds_what_the_loop_does(pair, method):
   assert_equal(asked[0], class_fished(pair.client.model, pair.variables, (8, 8, 1), 3))
   features = np.asarray(jax.jit(pair.client.model.features)(pair.variables, sent.samples))
   assert np.abs(features - found.features).sum(axis=1).argmin() < 2  # one of the class
+
+
+@pytest.mark.long
+def test_statistics_of_public_texts_are_those_of_their_tokens():
+  model = models.bert(4, 'default', width=8, layers=1, heads=1, length=6, head='mean')
+  variables, texts = model.init(jax.random.key(0), (6,)), np.random.default_rng(0).integers(97, 122, (12, 6), np.int32)
+  mean, covariance = fishing_search._feature_statistics(model, variables, texts)
+  np.testing.assert_allclose(mean, np.mean(model.features(variables, texts), axis=0), rtol=1e-4, atol=1e-6)
+  assert covariance.shape == (8, 8)
 
 
 @pytest.mark.parametrize('method', ['published', 'difference'])
