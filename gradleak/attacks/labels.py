@@ -19,7 +19,7 @@ from gradleak.core.settings import Choice, ranged
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.losses import Loss, cross_entropy, squared_error
-from gradleak.models import Model
+from gradleak.models import Model, lora
 from gradleak.threat import Observation
 
 
@@ -349,10 +349,15 @@ def infer(
 
   Raises:
     UsageError: for a rule that cannot read this batch, needs auxiliary images, or reads a bias that
-      the layer does not have.
+      the layer does not have, and for a layer of which adapters alone are sent.
   """
   place = observation.batch_shape[1:], observation.num_classes
   kernel, bias = last_layer(model, observation.update, *place)
+  if lora.BASE in observation.variables:
+    raise errors.UsageError(
+      f'label rules read the gradient of the classifying layer, and {model.name!r} sends that of its adapters: give '
+      "the labels, or optimise them by labels='optimised'"
+    )
   if bias is None and rule in BIASED:
     raise errors.UsageError(
       f'the label rule {rule!r} reads the bias of the classifying layer, and {model.name!r} has none there: label '

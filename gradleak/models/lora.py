@@ -20,7 +20,7 @@ from gradleak.models.state_dict import Entry, Layout
 CITATION = (
   'Hu, Shen, Wallis, Allen-Zhu, Li, Wang, Wang, Chen: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.'
 )
-_BASE = 'base'  # the collection of the weights that stay as they are
+BASE = 'base'  # the collection of the weights that stay as they are
 _ADDED = ('cls_token', 'class_token', 'pos_embed', 'pos_embedding')  # names of parameters that are added to inputs
 
 
@@ -70,12 +70,12 @@ def lora(
         _put(adapters, place, _drawn(jax.random.fold_in(key, i + 1), leaf, summed.get(place), rank))
     if not adapters:
       raise errors.UsageError(f'the model {model.name!r} has no matrix of weights to adapt')
-    return {**given, 'params': adapters, _BASE: given['params']}
+    return {**given, 'params': adapters, BASE: given['params']}
 
   def merged(variables: Mapping, sample_shape: ImageShape = ()) -> Tree:
     """Returns the variables of `model`; the shape of a sample is needed for all but tokens."""
-    kept = {name: value for name, value in variables.items() if name != _BASE}
-    summed = inputs(sample_shape, {**kept, 'params': variables[_BASE]})
+    kept = {name: value for name, value in variables.items() if name != BASE}
+    summed = inputs(sample_shape, {**kept, 'params': variables[BASE]})
 
     def add(path: tuple, leaf: jax.Array) -> jax.Array:
       name = trees.path_names(path)
@@ -85,7 +85,7 @@ def lora(
       change = jnp.asarray(scale, leaf.dtype) * (adapter['a'] @ adapter['b'])
       return leaf + _unfolded(change, leaf.shape, summed.get(name))
 
-    return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[_BASE])}
+    return {**kept, 'params': jax.tree_util.tree_map_with_path(add, variables[BASE])}
 
   def layers(sample_shape: ImageShape) -> tuple[Layer, ...]:
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), sample_shape))['params']
@@ -170,7 +170,7 @@ def _adapted_layout(layout: Layout, rank: int, chosen: tuple[str, ...]) -> Layou
     if kind != 'params':
       others.append(entry)
       continue
-    others.append(entry._replace(path=(_BASE, *path)))
+    others.append(entry._replace(path=(BASE, *path)))
     if not _is_adapted(chosen, tuple(path), np.empty(entry.our_shape, np.int8)):
       continue
     rows, columns, size = _sides(entry.our_shape, entry.inputs or None, rank)

@@ -141,6 +141,16 @@ def test_labels_are_read_from_weights_alone_where_the_head_has_no_bias(share, sm
       rules.infer(rule, model, observation(1), moved=0.1)
 
 
+@pytest.mark.parametrize('rule', rules.RULES)
+def test_adapters_of_the_classifier_tell_no_label(rule):
+  """Their features have either sign, so that the least sum of weight gradients is any class."""
+  model = models.create('mlp(widths=8)+lora(rank=4)', 10, init='default')
+  variables = model.init(jax.random.key(0), (8, 8, 1))
+  seen = Observation(variables, variables['params'], None, Knowledge(labels='inferred'), (1, 8, 8, 1), 10)
+  with pytest.raises(errors.UsageError, match='sends that of its adapters'):
+    rules.infer(rule, model, seen)
+
+
 def test_two_layers_that_could_be_the_last_one_are_named():
   params = {'a': jnp.zeros((64, 10)), 'b': jnp.zeros((10, 10))}
   model = models.from_functions(lambda key, shape: params, lambda p, x: x.reshape(-1, 64) @ p['a'] @ p['b'])
