@@ -9,7 +9,7 @@ import numpy as np
 
 from gradleak.attacks import base
 from gradleak.attacks import decoder as decoders
-from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.dense import check_sees_once, first_dense_layer
 from gradleak.attacks.fidel import CITATION, partial_reconstructions
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Range
@@ -32,13 +32,14 @@ def _channels(model: Model, sample_shape: ImageShape, params: Tree) -> int:
     UsageError: if no convolution stands before it.
   """
   layers = require(model, 'layers')(sample_shape)
-  kernel, _ = first_dense_layer(layers, params)
+  kernel, bias = first_dense_layer(layers, params)
   first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
   before = [trees.get(params, path) for layer in layers[:first] for path in layer.paths]
   if not before:
     raise errors.UsageError(
       'no convolution stands before the first dense layer: the attack fidel reads such a network without a decoder'
     )
+  check_sees_once(model, sample_shape, kernel, bias)
   sizes = [leaf.size for leaf in reversed(before) if leaf.ndim == 1 and leaf.size > 1]  # one entry is a slope's
   return sizes[0] if sizes else before[-1].shape[-1]
 

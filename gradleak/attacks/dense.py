@@ -103,6 +103,43 @@ def entry(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: t
   return probed(model, shape, lambda given: first_dense_input(trees.get(given, kernel), trees.get(given, bias)))
 
 
+@reusable(32)
+def sees_once(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]) -> bool:
+  """Returns whether a dense layer takes each sample once: at several pixels or tokens, ∂W is a sum of products.
+
+  Checked by `∂W = x·∂bᵀ` for a random sample of an initial network. The arguments are those of `entry`.
+  """
+  with jax.ensure_compile_time_eval():
+    keys = jax.random.split(jax.random.key(0), 3)
+    sample = jax.random.uniform(keys[0], (1, *shape))
+    if model.takes_ids:
+      sample = jax.random.randint(keys[0], (1, *shape), 0, model.vocabulary or 2, model.dtype)
+
+    @jax.jit
+    def gradients(variables: Mapping, sample: jax.Array) -> tuple[np.ndarray, ...]:
+      def loss(params: Tree) -> jax.Array:
+        outputs, _ = model.apply({**variables, 'params': params}, sample, False, None)
+        return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
+
+      gradient = jax.grad(loss)(variables['params'])
+      return trees.get(gradient, kernel), trees.get(gradient, bias)
+
+    given = model.init(keys[2], shape), sample
+    weight, share = (np.asarray(x, np.float64) for x in gradients(*given))
+    near = tolerance(gradients, *given)
+  expected = np.outer(weight @ share, share) / max(share @ share, 1e-300)
+  return bool(np.linalg.norm(weight - expected) <= near * np.linalg.norm(weight))
+
+
+def check_sees_once(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]) -> None:
+  """Raises `UsageError` for a dense layer whose gradient is no product, see `sees_once`."""
+  if not sees_once(model, tuple(shape), kernel, bias):
+    raise errors.UsageError(
+      f'the dense layer {"/".join(kernel[:-1])} of the model {model.name!r} stands at several places of a sample, such '
+      'as pixels or tokens: its gradient is a sum over them, from which its input cannot be read'
+    )
+
+
 def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Array]) -> Entry:
   """Returns the `Entry` of a network. Where most initial ones have no gradient at the layer, its word is taken.
 

@@ -72,6 +72,26 @@ def test_what_cannot_be_attacked_is_refused_before_anything_runs(digits, attack,
     gl.audit(jax.random.key(0), made(model, images[:2], labels[:2], public=public), [None], [attack], 1)
 
 
+class Pointwise(nn.Module):
+  """A dense layer at each pixel behind a convolution, as in ConvNeXt."""
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.relu(nn.Dense(8)(nn.relu(nn.Conv(4, (3, 3))(x))))
+    return nn.Dense(10)(x.mean((1, 2)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('distance', ['prefix', 'dense_input', None])
+def test_a_dense_layer_at_each_pixel_gives_no_input_away(digits, distance):
+  images, labels = digits
+  public = images[8:16], labels[8:16]
+  scenario = gl.scenario(gl.models.from_flax(Pointwise()), images[:2], labels[:2], key=jax.random.key(0), public=public)
+  attack = gl.attacks.csdlg(distance=distance, steps=1) if distance else gl.attacks.fidel_decoder()
+  with pytest.raises(UsageError, match=r'Dense_0 of the model .* at several places of a sample'):
+    gl.audit(jax.random.key(0), scenario, [None], [attack], 1, progress='none')
+
+
 class Turned(nn.Module):
   """A convolution, and its maps in some order before they are flattened."""
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradleak.attacks.base import unsent
-from gradleak.attacks.dense import first_dense_layer
+from gradleak.attacks.dense import check_sees_once, first_dense_layer
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
@@ -68,11 +68,12 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
 def sent_dense_layer(
   client: Client, layers: Sequence[Layer], observation: Observation
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """Returns the paths of `first_dense_layer`; raises `UsageError` where the client sends nothing of it."""
+  """Returns the paths of `first_dense_layer`; raises `UsageError` where its input cannot be read, or it is not sent."""
   found = first_dense_layer(layers, observation.update)
   if not unsent(client, observation).isdisjoint(found):
     name = next(layer.name for layer in layers if found[0] in layer.paths)
     raise errors.UsageError(f'the first dense layer, {name}, is frozen or private: nothing of it is sent')
+  check_sees_once(client.model, observation.batch_shape[1:], *found)
   return found
 
 
