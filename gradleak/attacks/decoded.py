@@ -25,43 +25,35 @@ def _made(settings: Mapping[str, Any], sample_shape: ImageShape) -> decoders.Dec
   return decoders.REGISTRY[chosen](sample_shape, **({'steps': steps} if steps else {}))
 
 
-def _channels(model: Model, sample_shape: ImageShape, params: Tree) -> int:
-  """Returns the channels of the feature maps before the first dense layer.
-
-  Raises:
-    UsageError: if no convolution stands before it.
-  """
+def _check(model: Model, sample_shape: ImageShape, params: Tree) -> None:
+  """Raises `UsageError` if no convolution stands before the first dense layer, or its input cannot be read."""
   layers = require(model, 'layers')(sample_shape)
   kernel, bias = first_dense_layer(layers, params)
-  first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
-  before = [trees.get(params, path) for layer in layers[:first] for path in layer.paths]
-  if not before:
+  if kernel in layers[0].paths:
     raise errors.UsageError(
       'no convolution stands before the first dense layer: the attack fidel reads such a network without a decoder'
     )
   check_sees_once(model, sample_shape, kernel, bias)
-  sizes = [leaf.size for leaf in reversed(before) if leaf.ndim == 1 and leaf.size > 1]  # one entry is a slope's
-  return sizes[0] if sizes else before[-1].shape[-1]
 
 
 def _maps(model: Model, variables: Tree, sample_shape: ImageShape, inputs: jax.Array) -> jax.Array:
-  """Returns inputs of the first dense layer, [M, in], as the maps [M, side, side, channels] that were flattened.
+  """Returns inputs of the first dense layer, [M, in], as the maps [M, h, w, channels] that were flattened.
 
   Raises:
-    UsageError: if they are no square maps, or the order in which the network flattens them is not known.
+    UsageError: if they are no maps of one layer, or the order in which the network flattens them is not known.
   """
-  channels = _channels(model, sample_shape, variables['params'])
-  maps = decoders.feature_maps(inputs, channels)
   kernel, _ = first_dense_layer(require(model, 'layers')(sample_shape), variables['params'])
   unknown = flattening.Order(0, None, 'its product with a value of the network is not found')
   order = flattening.orders(model, variables, sample_shape).get(kernel, unknown)
-  if order.problem:
+  problem = order.problem or ('they are no maps of one layer' if order.maps is None else '')
+  if problem:
     raise errors.UsageError(
-      f'the decoder takes maps, and the order in which {model.name!r} flattens them is not known: {order.problem}'
+      f'the decoder takes maps, and the order in which {model.name!r} flattens them is not known: {problem}'
     )
   if order.places is not None:
     inputs = inputs[:, np.argsort(order.places)]  # channels first, as a network has them that flattens so
-  return inputs.reshape(len(inputs), channels, *maps.shape[1:3]).transpose(0, 2, 3, 1)
+  *sides, channels = order.maps  # type: ignore[misc]
+  return inputs.reshape(len(inputs), channels, *sides).transpose(0, 2, 3, 1)
 
 
 def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Tree:
@@ -70,7 +62,7 @@ def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_s
   model, variables = scenario.client.model, scenario.variables
   images = jnp.asarray(scenario.public[0])
   shape = images.shape[1:]
-  _channels(model, shape, variables['params'])  # raises before anything is computed
+  _check(model, shape, variables['params'])  # raises before anything is computed
   inputs = jax.jit(lambda images: decoders.dense_inputs(model, variables, images))(images)
   return _made(settings, shape).fit(key, _maps(model, variables, shape, inputs), images)
 
@@ -98,8 +90,8 @@ def fidel_decoder(
   """
   settings = {'decoder': decoder, 'steps': steps}
 
-  def check(observation: Observation) -> int:
-    return _channels(client.model, observation.batch_shape[1:], observation.update)
+  def check(observation: Observation) -> None:
+    _check(client.model, observation.batch_shape[1:], observation.update)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     shape = observation.batch_shape[1:]

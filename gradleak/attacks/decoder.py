@@ -57,18 +57,6 @@ def dense_inputs(model: Model, variables: Mapping, images: jax.Array) -> jax.Arr
   return jax.lax.map(input_of, images)
 
 
-def feature_maps(inputs: jax.Array, channels: int) -> jax.Array:
-  """Returns inputs of a dense layer, [M, in], as the square maps that were flattened, [M, side, side, channels].
-
-  Raises:
-    UsageError: if they are not square maps of `channels` channels.
-  """
-  side = math.isqrt(inputs.shape[-1] // channels)
-  if side * side * channels != inputs.shape[-1]:
-    raise errors.UsageError(f'{inputs.shape[-1]} features are no square maps of {channels} channels')
-  return inputs.reshape(-1, side, side, channels)
-
-
 class Decoder(NamedTuple):
   """A function from feature maps to images, and how it is trained.
 

@@ -39,11 +39,13 @@ class Order(NamedTuple):
     axis: of a matrix, the one that is summed over; 0 of a vector.
     places: int [entries along `axis`], the place in PyTorch of each entry here; None where it is the same.
     problem: why the order in PyTorch is not settled, a clause; '' if it is.
+    maps: (H, W, C) of the one array whose entries a matrix takes, all flattened; None for any other.
   """
 
   axis: int
   places: np.ndarray | None = None
   problem: str = ''
+  maps: tuple[int, ...] | None = None
 
 
 class _Source(NamedTuple):
@@ -291,7 +293,16 @@ class _Walk:
     return axes[0] if len(axes) == 1 and not _varies(pixels, axes[0]) else None
 
   def _record(self, path: tuple[str, ...], axis: int, array: Any, along: int) -> None:
-    self._put(path, Order(axis, *self._order(array, along)))
+    self._put(path, Order(axis, *self._order(array, along), self._maps(array, along)))
+
+  def _maps(self, array: Any, axis: int) -> tuple[int, ...] | None:
+    source = self._source(array)
+    if source is None or array.shape[axis] != math.prod(source.shape):
+      return None
+    if source.channel is None:
+      return 1, 1, array.shape[axis]
+    sides = [side for i, side in enumerate(source.shape) if i not in (0, source.channel)]
+    return (*sides, source.shape[source.channel]) if len(sides) == 2 else None
 
   def _put(self, path: tuple[str, ...], order: Order) -> None:
     """Keeps the order of a parameter, and of those that are tied to it."""

@@ -30,7 +30,7 @@ def victim():
 @pytest.fixture(scope='module')
 def features(victim, digits):
   inputs = jax.jit(functools.partial(decoder.dense_inputs, victim[0]))(victim[1], digits)
-  return np.asarray(decoder.feature_maps(inputs, 32))
+  return np.asarray(inputs).reshape(-1, 3, 3, 32)
 
 
 def test_features_are_those_of_convolution_and_pooling(victim, digits, features):
@@ -167,7 +167,7 @@ def test_the_networks_learn(digits, victim, factory, steps, share):
   images = np.kron(digits, np.ones((1, 2, 2, 1), np.float32))[:, :12, :12]
   variables = jax.jit(victim[0].init, static_argnums=1)(jax.random.key(1), images.shape[1:])
   inputs = jax.jit(functools.partial(decoder.dense_inputs, victim[0]))(variables, images)
-  features = decoder.feature_maps(inputs, 32)
+  features = inputs.reshape(-1, 5, 5, 32)
   decode = fitted(factory, features[:100], images[:100], steps=steps)
   found = np.asarray(decode(features[100:]))
   assert found.min() >= 0 and found.max() <= 1
@@ -190,7 +190,6 @@ def parsed(text):
     (lambda f, x: fitted(decoder.table_iii, f, x), 'table_iii decodes features of at least 4×4 .* got 3×3'),
     (lambda f, x: fitted(decoder.table_iv, f, x[:, :6]), 'table_iv decodes features of 2×2 .* got 3×3'),
     (lambda f, x: fitted(decoder.windows, f, x[:, :2]), '3 features see no windows of 2 pixels'),
-    (lambda f, x: decoder.feature_maps(f.reshape(len(f), -1)[:, :-1], 32), '287 features are no square maps'),
   ],
 )
 def test_what_does_not_fit_is_a_usage_error(call, message, digits, features):

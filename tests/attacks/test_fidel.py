@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -359,17 +360,19 @@ def test_a_layer_without_a_bias_is_not_passed_over_in_silence():
     fidel()(client).reconstruct(jax.random.key_data(jax.random.key(0)), seen)
 
 
-def test_channels_are_those_of_the_last_convolution_before_a_dense_layer_with_a_norm():
+@pytest.mark.parametrize(
+  ('shape', 'bias', 'maps'),
+  [((8, 8, 1), True, (4, 4, 8)), ((8, 8, 1), False, (4, 4, 8)), ((8, 18, 1), True, (4, 9, 8))],
+)
+def test_maps_are_those_of_the_last_convolution_before_a_dense_layer_with_a_norm(shape, bias, maps):
   class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
-      x = nn.relu(nn.Conv(8, (3, 3), strides=2)(x))
+      x = nn.relu(nn.Conv(8, (3, 3), strides=2, use_bias=bias)(nn.relu(nn.Conv(2, (3, 3))(x))))
       x = nn.LayerNorm()(nn.Dense(64)(x.reshape(len(x), -1)))
       return nn.Dense(4)(nn.relu(x))
 
   model = models.from_flax(Net())
-  params = model.init(jax.random.key(0), (8, 8, 1))['params']
-  assert decoded._channels(model, (8, 8, 1), params) == 8
-  slope = trees.Layer('Conv_0', (('Conv_0', 'kernel'), ('Conv_0', 'bias'), ('PReLU_0', 'slope')))
-  with_slope = model._replace(layers=lambda shape: (slope, *model.layers(shape)[1:]))
-  assert decoded._channels(with_slope, (8, 8, 1), {**params, 'PReLU_0': {'slope': np.ones(1)}}) == 8
+  inputs = np.arange(2 * math.prod(maps), dtype=np.float32).reshape(2, -1)
+  found = decoded._maps(model, model.init(jax.random.key(0), shape), shape, inputs)
+  np.testing.assert_array_equal(found, inputs.reshape(2, *maps))
