@@ -210,7 +210,15 @@ def test_what_is_assumed_is_said(problem):
   assert words in attacks.csdlg()(drawn).assumes
 
 
-@pytest.mark.parametrize('settings', [{'match': 'surrogate'}, {'epochs': 2}, {'batch_size': 1}, {'orders': 'free'}])
+@pytest.mark.parametrize('settings', [{'rate': 5.0}, {'epochs': 2}, {'batch_size': 1}])
+def test_a_sign_has_no_rate_and_no_epochs(settings):
+  with pytest.raises(errors.UsageError, match='takes one step of any size'):
+    simulation.Simulation(match='sign', **settings).check(Client(models.create('mlp(widths=4)', 4), 4, share='delta'))
+
+
+@pytest.mark.parametrize(
+  'settings', [{'match': 'surrogate'}, {'epochs': 2}, {'batch_size': 1}, {'orders': 'free'}, {'rate': 5.0}]
+)
 def test_a_shared_gradient_leaves_nothing_to_assume(problem, settings):
   client = dataclasses.replace(problem[0], share='gradient', epochs=1, batch_size=None)
   with pytest.raises(errors.UsageError, match='local training'):

@@ -72,6 +72,13 @@ class Simulation:
         'match, epochs, batch_size and orders of an attack are about local training, and this client shares its '
         "gradient: set share='delta'"
       )
+    rated = not isinstance(self.rate, jax.core.Tracer) and self.rate != 1
+    if rated and client.share == 'gradient':
+      raise errors.UsageError(f'rate={self.rate:g} is of local training, and this client shares its gradient')
+    if self.match == 'sign' and (rated or self.epochs or self.batch_size):
+      raise errors.UsageError(
+        "match='sign' takes one step of any size: epochs, batch_size and rate have no meaning there"
+      )
     if client.cohort > 1 and self.orders == 'free':
       raise errors.UsageError("orders='free' is for the update of one client, and the server sees the mean of several")
     if self.match != 'client' and self.orders == 'free':
