@@ -300,7 +300,7 @@ TRAINED_AT_MINI = {
   },
   # As `FEW`: three clients hold a class, and the rarest has three images.
   'cifar100_resnet': {
-    'image_size': 16, 'samples': 1_000, 'tested': 900, 'seeds': 6,
+    'image_size': 16, 'samples': 1_000, 'tested': 900, 'seeds': 10,
     'protocol': {'rounds': 60, 'clients': 6, 'per_round': 3},
   },
   'emnist_convnet': {'image_size': 12, 'samples': 20_000, 'tested': 1000, 'seeds': 10, 'protocol': {'rounds': 40}},
