@@ -293,7 +293,7 @@ TRAINED_ON = {
 }  # fmt: skip
 # Table -> fields of `Trainings` at scale mini. With 20,000 samples a client takes four local steps in a round.
 TRAINED_AT_MINI = {
-  'cifar10_convnet': {'image_size': 12, 'samples': 20_000, 'tested': 1000, 'seeds': 8, 'protocol': {'rounds': 60}},
+  'cifar10_convnet': {'image_size': 12, 'samples': 20_000, 'tested': 1000, 'seeds': 12, 'protocol': {'rounds': 60}},
   'cifar10_resnet': {
     'model': 'resnet18(width=4)', 'image_size': 16, 'samples': 20_000, 'tested': 1000, 'seeds': 12,
     'protocol': {'rounds': 60},
