@@ -385,7 +385,7 @@ def _difference(found: Tree, expected: Tree) -> str:
 
 
 def check_apply(model: Model, variables: Tree, sample_shape: Sequence[int]) -> None:
-  """Checks, by tracing two images, that `model.apply` returns logits [N, classes].
+  """Checks, by tracing two images, that `model.apply` returns logits [N, classes]; of each pixel, [N, H, W, classes].
 
   Args:
     model: a `Model`.
@@ -407,8 +407,9 @@ def check_apply(model: Model, variables: Tree, sample_shape: Sequence[int]) -> N
       )
     logits = result[0]
     if not (
-      getattr(logits, 'ndim', 0) in ((2, 3) if model.takes_ids else (2,))
+      getattr(logits, 'ndim', 0) in ((2, 3) if model.takes_ids else (2, samples.ndim))
       and len(logits) == len(samples)
+      and (logits.ndim < 4 or (logits.shape[1:-1] == samples.shape[1:-1] and logits.shape[-1] > 1))
       and logits.shape[-1]
       and jnp.issubdtype(logits.dtype, jnp.floating)
     ):

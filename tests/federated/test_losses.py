@@ -129,6 +129,30 @@ def test_a_segmentation_averages_over_its_pixels():
   np.testing.assert_allclose(dice(jnp.asarray(z), encoded), overlap.mean(-1), rtol=2e-5)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize('loss', ['cross_entropy', 'dice'])
+def test_a_segmentation_is_attacked(loss):
+  def init(key, shape):
+    return {'kernel': jax.random.normal(key, (9 * shape[2], 3))}
+
+  def apply(params, images):
+    patches = jax.lax.conv_general_dilated_patches(
+      images, (3, 3), (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')
+    )
+    return jnp.tanh(patches) @ params['kernel'].reshape(1, 1, *params['kernel'].shape)
+
+  images = RNG.random((4, 5, 6, 1)).astype(np.float32)
+  classes = RNG.integers(0, 3, images.shape[:3])
+  model = gl.models.from_functions(init, apply, 'pixels')
+  built = gl.scenario(model, images, classes, key=jax.random.key(0), loss=loss)
+  found = gl.audit(jax.random.key(1), built, [None], [gl.attacks.csdlg(steps=200)], 2, labels='known', controls=2)
+  assert all(row['objective'] < 0.2 * row['objective_start'] for row in found.rows)
+  with pytest.raises(gl.UsageError, match='identification is for one class of each sample'):
+    gl.identify(jax.random.key(0), built, [None], 2)
+  with pytest.raises(gl.UsageError, match=r'\(4, 5, 6\)'):
+    gl.scenario(model, images, classes[:, :4], key=jax.random.key(0), loss=loss)
+
+
 @pytest.mark.parametrize(
   ('loss', 'given'),
   [
