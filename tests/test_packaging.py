@@ -93,4 +93,5 @@ def test_a_script_beside_a_checkout_imports_the_package(built, tmp_path):
   run(python, '-m', 'pip', 'install', '-q', '--no-deps', '--editable', checkout)
   script = tmp_path / 'mine.py'
   script.write_text("import importlib.util\nprint(importlib.util.find_spec('gradleak').origin)\n")
-  assert run(python, script).strip() == str(checkout / 'gradleak' / '__init__.py')
+  alone = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+  assert run(python, script, env=alone).strip() == str(checkout / 'gradleak' / '__init__.py')

@@ -150,14 +150,14 @@ def test_control_runs_under_known_noise_have_the_norms_of_what_the_defense_sends
 
 @pytest.mark.slow
 def test_under_known_noise_it_sees_digits_that_matching_does_not():
-  private, public = gl.data.load('digits', 'test', limit=4), gl.data.load('digits', 'train')
+  private, public = gl.data.load('digits', 'test', limit=8), gl.data.load('digits', 'train')
   scenario = gl.scenario(
     gl.models.create('mlp(widths=16)', 10), private.samples, private.targets, key=jax.random.key(0), dataset='digits',
     public=(public.samples, public.targets), gallery=gl.data.gallery('digits', 'test', most=150),
   )  # fmt: skip
   attacks = [gl.attacks.bayes(steps=200), gl.attacks.csdlg_fast(steps=200, tv=1e-3)]
   found = gl.audit(
-    jax.random.key(1), scenario, [gl.defenses.gaussian(stddev=2.0)], attacks, 4, controls=8, labels='known',
+    jax.random.key(1), scenario, [gl.defenses.gaussian(stddev=1.0)], attacks, 8, controls=16, labels='known',
     knowledge='adaptive', rounds=8, progress='none',
   )  # fmt: skip
   correlation = {
