@@ -121,7 +121,7 @@ def dirichlet(
     for label in np.unique(labels):
       pool = generator.permutation(np.flatnonzero(labels == label))
       edges = np.cumsum(generator.dirichlet(np.full(num_clients, alpha)))[:-1] * len(pool)
-      for part, share in zip(parts, np.split(pool, edges.astype(int)), strict=True):
+      for part, share in zip(parts, np.split(pool, np.rint(edges).astype(int)), strict=True):
         part.append(share)
     parts = [np.sort(np.concatenate(part)) for part in parts]
     if min(map(len, parts)) >= least:

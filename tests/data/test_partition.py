@@ -63,6 +63,14 @@ def test_the_smaller_alpha_the_fewer_classes_hold_most_of_a_client():
   assert largest(0.1) > 0.5 > 0.25 > largest(100.0)
 
 
+def test_the_first_and_the_last_client_hold_as_many_classes_and_samples():
+  labels = np.repeat(np.arange(10), 20)
+  drawn = [partition.dirichlet(jax.random.key(seed), labels, 20, alpha=0.5) for seed in range(200)]
+  for count in (len, lambda part: len(np.unique(labels[part]))):
+    apart = [count(parts[0]) - count(parts[-1]) for parts in drawn]
+    assert abs(np.mean(apart)) < 4 * np.std(apart) / np.sqrt(len(apart))
+
+
 def test_by_user():
   parts = partition.by_user(['b', 'a', 'b', 'c'])
   assert [part.tolist() for part in parts] == [[1], [0, 2], [3]]
