@@ -170,6 +170,13 @@ def test_strengths_are_those_of_the_settings_and_not_of_labels():
   ]
 
 
+def test_an_infinite_strength_has_no_place_on_an_axis():
+  clips = [gl.defenses.dgc(ratio=0.1, clip=clip) for clip in (1.0, 10.0, np.inf)]
+  (line,) = lines(named_defenses(clips))
+  assert line.points == [(1.0, str(clips[0])), (10.0, str(clips[1]))]
+  assert not lines(named_defenses(clips[1:]))
+
+
 # ---- the program
 
 SMOKE = (

@@ -1,5 +1,6 @@
 """Tables and a picture of a sweep: what is recovered against the strength of each defense."""
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class Line(NamedTuple):
 def lines(defenses: Iterable[Labelled]) -> list[Line]:
   """Returns the `Line`s among defenses that are equal but for numbers; that with most values varies along a line.
 
-  A defense that equals no other is on no line.
+  A defense that equals no other is on no line, nor is an infinite number, such as that of no clip.
   """
   found = []
   for group in together((_shape(one.method), one) for one in defenses).values():
@@ -55,12 +56,12 @@ def lines(defenses: Iterable[Labelled]) -> list[Line]:
 
 
 def _numbers(defense: Defense) -> dict[tuple[int, str], float]:
-  """Returns (index of the stage, setting) -> value of the settings that are numbers, defaults included."""
+  """Returns (index of the stage, setting) -> value of the settings that are finite numbers, defaults included."""
   return {
     (index, name): float(value)
     for index, stage in enumerate(defense.stages)
     for name, value in stage.settings.items()
-    if isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
   }
 
 
@@ -122,7 +123,7 @@ def sweep_csv(rows: Iterable[Row]) -> str:
 
 
 def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
-  """Returns a PNG: the mean score against the strength of each defense that was run with several strengths, else None.
+  """Returns a PNG: the mean score against the strength of each defense that was run with several finite ones, or None.
 
   The rows are those of a sweep over these defenses, as `gradleak.audit` takes them: strengths are their settings. The
   score is that of the modality, for images the PSNR in dB.
