@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak.report import deploy
+from gradleak.report.formatting import together
 
 LEVEL = 0.05  # of the test of each pair
 
@@ -15,24 +16,28 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   An honest-but-curious server counts, and the images that it recovers. Two defenses differ where Fisher's exact test
   rejects equal rates at `LEVEL`. The best rank counts the defenses that show fewer images, and the worst one those that
   show more. Only defenses with the commonest number of uploads are ranked, and of these only affordable ones
-  (`deploy.affordable`) on which the attacks did not fail (`deploy.failed`).
+  (`deploy.affordable`) on which the attacks did not fail (`deploy.failed`). The seeds of a defense count together.
 
   Args:
     entries: of the leaderboard, of one task.
   """
   defended = [entry for entry in deploy.judged(entries, 'honest') if entry['text'] != 'none']
-  numbers = Counter(entry['honest']['n'] for entry in defended)
+  seeds = together((entry['text'], entry) for entry in defended)
+  uploads = {text: sum(one['honest']['n'] for one in of) for text, of in seeds.items()}
+  numbers = Counter(uploads.values())
   common = max(numbers, key=lambda n: (numbers[n], n), default=0)
-  usual = [entry for entry in defended if entry['honest']['n'] == common]
-  counted = [entry for entry in usual if deploy.affordable(entry) and not deploy.failed(entry['honest'])]
-  counts = [deploy.shown(entry['honest']) if entry in counted else None for entry in entries]
-  ranked = [count for count in counts if count is not None]
+  counts = {
+    text: sum(deploy.shown(one['honest']) for one in of)
+    for text, of in seeds.items()
+    if uploads[text] == common and all(deploy.affordable(one) and not deploy.failed(one['honest']) for one in of)
+  }
 
   def place(count: int) -> tuple[int, int]:
-    apart = [other for other in ranked if differ(count, other, common)]
-    return 1 + sum(other < count for other in apart), len(ranked) - sum(other > count for other in apart)
+    apart = [other for other in counts.values() if differ(count, other, common)]
+    return 1 + sum(other < count for other in apart), len(counts) - sum(other > count for other in apart)
 
-  return [None if count is None else place(count) for count in counts]
+  ranked = {text: place(count) for text, count in counts.items()}
+  return [ranked.get(entry['text']) if entry in defended else None for entry in entries]
 
 
 def differ(one: int, other: int, n: int) -> bool:

@@ -20,6 +20,16 @@ def test_what_lies_between_two_that_differ_may_have_the_rank_of_either():
   assert ranks([a, b, c]) == [(1, 2), (1, 3), (2, 3)]
 
 
+def test_the_seeds_of_a_defense_are_one_defense_of_all_their_uploads():
+  one = [entry('a', 0, 100), entry('b', 4, 100), entry('c', 90, 100)]
+  two = [{**each, 'seed': seed} for each in one for seed in (0, 1)]
+  assert differ(0, 8, 200) and ranks(one) == [(1, 2), (1, 2), (3, 3)]
+  assert ranks(two) == [(1, 1), (1, 1), (2, 2), (2, 2), (3, 3), (3, 3)]
+  assert ranks([*two, {**entry('d', 0, 100), 'seed': 0}]) == [*ranks(two), None]  # of fewer uploads
+  two[1] |= {'cost': None}
+  assert ranks(two) == [None, None, (1, 1), (1, 1), (2, 2), (2, 2)]
+
+
 @pytest.mark.parametrize(
   'other',
   [
