@@ -14,6 +14,7 @@ from flax import linen as nn
 
 import gradleak as gl
 from gradleak import report
+from gradleak.attacks.matching.distances import cosine
 from gradleak.audit import schema
 from gradleak.core import trees
 from gradleak.models import torch_weights
@@ -793,6 +794,36 @@ def test_an_objective_that_does_not_move_is_inconclusive(adam):
     assert words in str(report_captured.finding(said)) and 'closer than' not in str(report_captured.finding(said))
   result = dataclasses.replace(adam.attack(adam.update(), attacks=[gl.attacks.fidel()]), inversions=[one])
   assert 'inconclusive' in report.captured_table(result) and 'did not move' in report.render_captured(result)
+
+
+TARGETS = {
+  'cross_entropy': np.random.default_rng(0).dirichlet(np.ones(10), 2).astype(np.float32),
+  'mean_squared_error': np.random.default_rng(1).random((2, 10)).astype(np.float32),
+  'binary_cross_entropy': np.eye(10, dtype=int)[:2] + np.eye(10, dtype=int)[2:4],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('loss', TARGETS)
+def test_labels_and_a_truth_in_a_file_are_as_the_loss_takes_them(dense, loss, tmp_path):
+  client, targets = gl.ClientSettings(loss=loss).client(dense.model, 10), TARGETS[loss]
+  samples = dense.samples[:2]
+  update = client.local_update(None, dense.variables, samples, targets.astype(np.float32)).update
+  np.savez(tmp_path / 'truth.npz', samples=samples, targets=targets)
+  truth = captured.read_truth(tmp_path / 'truth.npz', SHAPE)
+  options = {'attacks': [gl.attacks.csdlg()], 'loss': loss, 'controls': 1}
+  found = dense.attack(update, truth=truth, labels=targets, **options)
+  (one,) = found.inversions
+  assert one.labels_mode == 'known' and one.at_truth < 1e-6 and not any('classes' in told for told in found.warnings)
+  (alone,) = dense.attack(update, labels=targets, num_samples=2, **options).inversions
+  assert alone.mismatch == pytest.approx(one.mismatch, abs=1e-6)
+  simulated = client.local_update(None, dense.variables, alone.samples, targets.astype(np.float32)).update
+  assert alone.mismatch == pytest.approx(float(cosine(simulated, update)), abs=1e-5)
+  with pytest.raises(gl.UsageError, match=r'the labels given are .*, and those of the truth'):
+    dense.attack(update, truth=truth, labels=targets[:, ::-1], **options)
+  for wrong in ({'labels': targets[:, :7]}, {'truth': (samples, targets[:, :7])}):
+    with pytest.raises(gl.UsageError, match=r'labels are .* of shape \(2, 7\), expected'):
+      dense.attack(update, num_samples=2, **wrong, **options)
 
 
 def test_the_truth_in_a_file(dense, tmp_path):

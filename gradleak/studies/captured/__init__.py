@@ -7,6 +7,7 @@ samples gets an audit's verdicts.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -167,10 +168,9 @@ def attack(
   chosen, trained = paired('gradleak.attack', fields, given=(CapturedSettings, given), client=(ClientSettings, client))
   check(chosen)
   shape = _shape(model, variables, chosen.sample_shape, chosen.modality)
-  of_classes = as_loss(trained.loss).targets is CLASSES
-  mode, known = _labels(chosen.labels, chosen.num_samples, of_classes)
-  owned = checked_truth(truth, shape, chosen.num_samples, known, of_classes, chosen.modality)
+  mode, known, owned = _known(model, variables, shape, truth, chosen, trained)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
+  known = known if stand_in.targets.ndim == 1 else stand_in.targets  # probabilities: all classes move
   update, factor, lost = checked(update, stand_in.variables['params'], model.layout)
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   adam = stand_in.client.share == 'delta' and trained.optimizer.startswith('adam')
@@ -243,24 +243,35 @@ def _check_size(mode: str, update: Tree, factor: float) -> None:
     )
 
 
-def _labels(labels: Any, num_samples: int, of_classes: bool = True) -> tuple[str, Any]:
-  """Returns (how labels are obtained, or '' for each attack's own way; the labels given or None).
+def _known(
+  model: Model, variables: Mapping, shape: tuple, truth: Any, chosen: CapturedSettings, trained: ClientSettings
+) -> tuple[str, Any, Truth | None]:
+  """Returns (how labels are obtained, '' for each attack's own way; the labels given; the truth), None for none.
 
-  Labels that are no classes are checked by the scenario, and optimised where they are not given.
+  Both are checked as the client's loss takes targets. Targets that are no classes are optimised where not given.
   """
+  kind, number = as_loss(trained.loss).targets, chosen.num_samples
+  outputs = outputs_shape(check_model(model), variables, shape)[-1]
+  check = functools.partial(kind.checked, outputs=outputs, noun=chosen.modality.noun[0])
+  mode, labels = _labels(chosen.labels, number, kind is CLASSES, check)
+  return mode, labels, checked_truth(truth, shape, number, check, labels, chosen.modality)
+
+
+def _labels(labels: Any, number: int, of_classes: bool, check: Callable[[Any, int], Any]) -> tuple[str, Any]:
+  """Returns (how labels are obtained, the labels given or None), see `_known`."""
   if labels is None:
     return '', None
   words = ('inferred', 'optimised', *label_rules.RULES)
   if isinstance(labels, str):
     errors.check_choice('way to obtain labels', labels, words)
     return labels, None
-  if not of_classes:
-    return 'known', errors.host_array('labels', labels)
   found = np.atleast_1d(errors.host_array('labels', labels))
-  if not np.issubdtype(found.dtype, np.integer) or found.shape != (num_samples,):
+  if not of_classes or (found.ndim > 1 and np.issubdtype(found.dtype, np.floating)):
+    return 'known', np.asarray(check(found, number))
+  if not np.issubdtype(found.dtype, np.integer) or found.shape != (number,):
     raise errors.UsageError(
-      f'labels are {errors.shown(labels)}, expected {num_samples} integers, one for each private sample, or one of '
-      f'{", ".join(words)}{data.column(found.shape, num_samples)}'
+      f'labels are {errors.shown(labels)}, expected {number} integers, one for each private sample, or one of '
+      f'{", ".join(words)}{data.column(found.shape, number)}'
     )
   return 'known', [int(label) for label in found]
 

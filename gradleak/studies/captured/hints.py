@@ -1,6 +1,7 @@
 """What an update itself says about how it was made: sentences for the person who captured it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -115,7 +116,7 @@ def hints(
   client: Client,
   sample_shape: Sequence[int],
   num_samples: int,
-  labels: Sequence[int] | None = None,
+  labels: Any = None,
   protected: bool = False,
   factor: float = 1.0,
 ) -> list[str]:
@@ -127,7 +128,7 @@ def hints(
     client: how the update is said to be made.
     sample_shape: of one sample.
     num_samples: private samples that are said to be behind it.
-    labels: their labels, where they are given.
+    labels: their labels, where they are given; probabilities [N, classes] say nothing of the classifying layer.
     protected: whether the client's defense is given.
     factor: what the captured update was multiplied by, see `update.checked`.
   """
@@ -140,7 +141,7 @@ def hints(
     *_weights(update, variables['params']),
     *_longer(update, variables, client, sample_shape),
   ]
-  if client.loss == cross_entropy():
+  if client.loss == cross_entropy() and np.ndim(labels) < 2:
     found += _labels(update, client, tuple(sample_shape), num_samples, labels)
   return found
 

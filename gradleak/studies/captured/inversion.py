@@ -278,25 +278,25 @@ def _mismatches(
   unknown = np.full(len(samples), np.nan, np.float32)
   if samples.shape[1] < number:
     return unknown
-  rule, kind = '', group.client.loss.targets
+  rule, kind, given = '', group.client.loss.targets, group.settings.labels == 'known'
   if targets is not None:
     labels = np.repeat(targets, len(samples), axis=0)
-  elif kind is not CLASSES:
-    if kind is not SAMPLES and group.settings.labels != 'known':
+  elif kind is not CLASSES or (given and np.issubdtype(group.targets.dtype, np.floating)):
+    if kind is not SAMPLES and not given:
       return unknown
     labels = np.repeat(group.targets, len(samples), axis=0)
   elif labels.shape[1] >= number:
     labels = labels[:, :number]
   elif number == 1:  # a closed form that returns no label: it is given, or read from the update
     labels = np.repeat(group.targets, len(samples), axis=0)
-    if group.settings.labels != 'known':
+    if not given:
       rule = rule_without_bias(group.scenario, update, number) or 'bias_corrected'
   if rule == 'optimised' or labels.shape[1] < number:  # nothing tells the label
     return unknown
   arrays = {
     **made.arrays,
     'samples': jnp.asarray(samples[:, :number]),
-    'labels': jnp.asarray(labels, jnp.int32 if kind in (CLASSES, SAMPLES) else jnp.float32),
+    'labels': jnp.asarray(kind.kept(labels)),
   }
   answered = made.num_steps > 0 or ~np.stack([group.client.modality.empty(lane).all() for lane in samples])
   try:

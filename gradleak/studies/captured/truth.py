@@ -1,6 +1,6 @@
 """An auditor who owns the private samples: what the attacks found, judged as an audit judges it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ def read_truth(path: Any, sample_shape: Sequence[int], modality: Modality = IMAG
   The gallery is None where the file has none.
 
   Images are floats in [0, 1], or integers in [0, 255]; with channels last, or first as in PyTorch. Rows of a table are
-  encoded by its schema, and texts are tokens.
+  encoded by its schema, and texts are tokens. Targets are as the client's loss takes them, and `attack` checks them.
 
   Args:
     path: of the file.
@@ -55,18 +55,19 @@ def read_truth(path: Any, sample_shape: Sequence[int], modality: Modality = IMAG
   (samples, targets), held = found, arrays.get('gallery')
   gallery = None if held is None else modality.stored(held, tuple(sample_shape))
   samples = modality.stored(samples, tuple(sample_shape))
-  return checked((samples, targets, gallery), sample_shape, len(samples), kind=modality)  # type: ignore[return-value]
+  truth = samples, targets, gallery
+  return checked(truth, sample_shape, len(samples), lambda *_: None, kind=modality)  # type: ignore[return-value]
 
 
 def checked(
   truth: Any,
   sample_shape: Sequence[int],
   number: int,
+  check: Callable[[Any, int], Any],
   labels: Any = None,
-  of_classes: bool = True,
   kind: Modality = IMAGES,
 ) -> Truth | None:
-  """Returns (samples [N, …], targets [N], gallery or None) of the private samples; None for none.
+  """Returns (samples [N, …], targets [N, …], gallery or None) of the private samples; None for none.
 
   The gallery is checked with the scenario.
 
@@ -74,8 +75,8 @@ def checked(
     truth: as `attack` takes it.
     sample_shape: of one sample.
     number: N.
-    labels: those that the attacker is given, or None.
-    of_classes: whether targets are classes; others are checked with the scenario.
+    check: (targets, N), raises `UsageError` for targets that the client's loss does not take.
+    labels: those that the attacker is given, which `check` has passed, or None.
     kind: what a sample is.
 
   Raises:
@@ -86,16 +87,19 @@ def checked(
   if not isinstance(truth, tuple | list) or len(truth) not in (2, 3):
     raise errors.UsageError(f'truth is {errors.shown(truth)}, expected (samples, targets), or with a gallery')
   gallery = truth[2] if len(truth) == 3 else None
-  other = None if of_classes else (lambda targets, count: None)
   shape = tuple(sample_shape)
-  samples, targets = data.pair('the truth', tuple(truth[:2]), None, shape, kind.check, other, kind.noun)
+  samples, targets = data.pair('the truth', tuple(truth[:2]), None, shape, kind.check, check, kind.noun)
   if len(samples) != number:
     raise errors.UsageError(f'the truth has {len(samples)} samples, and num_samples is {number}: give all of them')
-  if not of_classes:
-    return kind.cast(samples), targets, gallery
-  if labels is not None and sorted(labels) != sorted(targets.tolist()):
-    raise errors.UsageError(f'the labels given are {sorted(labels)}, and those of the truth {sorted(targets.tolist())}')
-  return kind.cast(samples), np.asarray(targets, np.int32), gallery
+  if labels is not None and _in_order(labels) != _in_order(targets):
+    given, own = (errors.shown(np.asarray(one).tolist()) for one in (labels, targets))
+    raise errors.UsageError(f'the labels given are {given}, and those of the truth {own}')
+  return kind.cast(samples), targets, gallery
+
+
+def _in_order(targets: Any) -> list:
+  """Returns targets in an order that tells nothing of the samples, each as a list of numbers."""
+  return sorted(np.asarray(targets, np.float32).reshape(len(targets), -1).tolist())
 
 
 def number_of(truth: Any) -> int:
