@@ -231,7 +231,9 @@ def _reading(config: Mapping[str, Any], attacked: bool) -> blocks.Section:
     measured_by = ', '.join(one.title for one in measures(of_config(config)))
     terms |= {'Recovered': 'recovered', f'Strongest attacker, {measured_by}': 'strongest', 'The frontier': 'frontier'}
   delta = f', at δ = {config["delta"]}' if config.get('delta') else ''
-  told = [(term, [said(f'training.term_{name}', delta=delta)]) for term, name in terms.items()]
+  loss = config.get('loss') or 'cross_entropy'
+  loss = 'cross-entropy' if loss == 'cross_entropy' else said('training.client_loss', loss=loss)
+  told = [(term, [said(f'training.term_{name}', delta=delta, loss=loss)]) for term, name in terms.items()]
   return blocks.Section('reading', 'How to read this page', [blocks.Terms(told)])
 
 

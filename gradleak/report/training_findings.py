@@ -84,7 +84,10 @@ def settings(config: Config) -> list[str]:
     made.append(said('training.clients', **config, split=split, drop=drop))
   if share in ('delta', 'gradient'):
     rates = [part(name, name.replace('_', ' ') + ' {:g}') for name in ('learning_rate', 'momentum', 'weight_decay')]
-    how = listed(list(filter(None, rates)) or ['SGD'])
+    rates += [part('max_norm', 'gradients clipped to {:g}'), part('proximal', 'a proximal term of weight {:g}')]
+    optimizer = str(config.get('optimizer') or 'sgd')
+    used = [optimizer.capitalize() * (optimizer != 'sgd'), *rates]
+    how = listed(list(filter(None, used)) or ['SGD'])
     batches = part('local_batch_size', ' in batches of {}')
     made.append(said(f'training.{share}', how=how, batches=batches, epochs=config.get('local_epochs') or 1))
   if config.get('server'):

@@ -382,6 +382,23 @@ def test_a_page_of_nothing_but_costs(tmp_path):
   assert along({'none': NONE}, ()) is None
 
 
+@pytest.mark.parametrize(
+  ('settings', 'loss', 'how'),
+  [
+    ({}, 'the mean cross-entropy.', 'learning rate 0.1 and momentum 0.9'),
+    ({'loss': 'cross_entropy', 'optimizer': 'sgd', 'max_norm': None, 'proximal': 0.0}, 'the mean cross-entropy.',
+     'learning rate 0.1 and momentum 0.9'),
+    ({'loss': 'squared_error', 'optimizer': 'adam', 'momentum': 0.0, 'max_norm': 1.0, 'proximal': 0.01},
+     'the mean of the client’s loss, squared_error.',
+     'Adam, learning rate 0.1, gradients clipped to 1 and a proximal term of weight 0.01'),
+  ],
+)  # fmt: skip
+def test_the_page_names_the_loss_and_the_local_training_of_its_clients(settings, loss, how, tmp_path):
+  report.write_training(tmp_path, {'none': NONE}, config={**CONFIG, **settings})
+  text = ''.join(Page((tmp_path / 'training.html').read_text('utf-8')).text)
+  assert f'The loss is {loss}' in text and f'in batches of 10 with {how}, and sends' in text
+
+
 def test_a_frontier_is_written_with_links_to_its_audits(tmp_path):
   trainings = {'none': NONE, 'topk(ratio=0.1)': trained(0.938, up=123)}
   rows = [*LEAK, *attacked('topk(ratio=0.1)', *NOBODY)]
