@@ -224,7 +224,8 @@ def read_like(path: Any, dataset: Dataset, schema: str | Mapping | None = None) 
 
   Raises:
     UsageError: for a dataset of images, a file that cannot be read, a column that is missing, and a value, level or
-      class that the dataset does not have.
+      class that the dataset does not have. For texts whose tokeniser is a file, or more than 5,000 words, that this
+      process has not loaded.
   """
   file, settings = errors.check_path('the path', path, home=True), dataset.settings
   notes: tuple[str, ...] = ()

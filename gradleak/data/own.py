@@ -44,12 +44,17 @@ def texts(path: pathlib.Path, tokeniser: Any, length: int) -> tuple[np.ndarray, 
   """Returns (tokens int32 [N, length], the class of each or '', notes) of a file as `text.read` takes it.
 
   Raises:
-    UsageError: for a file that cannot be read, and one without a text.
+    UsageError: for a file that cannot be read, one without a text, and a vocabulary that this process does not hold.
   """
   pairs = text.pairs(path)
   if not pairs:
     raise errors.UsageError(f'{path} has no text')
   made = tokenisers.restored(tokeniser)
+  if made.digest != tokeniser['digest']:
+    raise errors.UsageError(
+      f'the vocabulary of {made.size} tokens is not in this process, and results keep its digest alone: load the data '
+      'set here'
+    )
   held = [one for _, one in pairs]
   ids = made.batch(held, length)
   return ids, [label for label, _ in pairs], text.remarks(made, held, ids, length)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradleak as gl
+from gradleak.data import tokenisers
 
 ROWS = [
   'age,town,ill',
@@ -112,6 +113,20 @@ def test_texts_are_tokens_of_the_dataset(tmp_path):
   assert 'are cut' in cut.notes[0] and 'not in the vocabulary' in cut.notes[1]
   with pytest.raises(gl.UsageError, match=r"row 0 of .* has the class ''"):
     gl.data.read_like(written(tmp_path / 'own.txt', held), notes)
+
+
+@pytest.mark.parametrize('words', [4000, 9000])
+def test_texts_are_not_encoded_by_a_vocabulary_of_another_process(words, tmp_path, monkeypatch):
+  path = written(tmp_path / 'a.txt', [' '.join(f'w{word}' for word in range(i, words, 30)) for i in range(30)])
+  known = gl.data.load(f'text:{path}', 'train', length=8)
+  own = written(tmp_path / 'own.txt', ['w1 w2 w3'])
+  expected = gl.data.read_like(own, known).samples
+  monkeypatch.setattr(tokenisers, '_KNOWN', {})  # as a process that was handed the data set
+  if words < tokenisers.MOST_STORED:
+    np.testing.assert_array_equal(gl.data.read_like(own, known).samples, expected)
+  else:
+    with pytest.raises(gl.UsageError, match=r'not in this process, .*: load the data set here'):
+      gl.data.read_like(own, known)
 
 
 @pytest.mark.parametrize('labels', [('1.0', '2.0', '4.5'), ('+1', '-1')])
