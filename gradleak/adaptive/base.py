@@ -125,7 +125,7 @@ class Known:
     context: the `Context`.
     num_samples: samples behind one upload.
     rounds: uploads of the same samples on the same model that are averaged, or summed where the defense sends later
-      what it dropped; 1 for a defense that does neither and is not random.
+      what it dropped; 1 for a defense under which all of them are equal.
     reads: the evidence that the attack reads; nothing else is offered.
   """
 
@@ -558,11 +558,10 @@ def adaptive_attacks(
   reads = attack.reads
   if 'noise' in reads and not attack(context.client).noise(shape, context.variables):
     reads -= {'noise'}
-  several = bound.defense.random or bound.defense.accumulates
-  known = Known(bound, context, num_samples, rounds if several else 1, reads)
-  once = dataclasses.replace(known, rounds=1) if known.sums else known  # one round is simulated, and no sum of several
+  known = Known(bound, context, num_samples, rounds if bound.varies else 1, reads)
+  once = dataclasses.replace(known, rounds=1) if bound.in_turn else known  # one round is simulated, and not several
   simulated = _imitated(once) or [_simulated(once)]
-  found = [known.adaptive(), _agreed(known), _prior(known), _weighted(known), *simulated, _combined(known)]
+  found = [known.adaptive(), _agreed(known), _last(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for stage, arguments in zip(stages, bound.arguments, strict=True):
     special = SPECIAL.get(stage.factory)
     found += [] if special is None else special(Case(stage, arguments, known))
@@ -625,6 +624,17 @@ def _most_frequent(values: np.ndarray, mask: np.ndarray, mean: np.ndarray) -> np
 def _widened(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
   """Returns the mask of a tensor of several rounds, [R] or [R, …], in the shape of its values."""
   return np.broadcast_to(np.reshape(mask, (*np.shape(mask), *(1,) * (np.ndim(values) - np.ndim(mask)))), values.shape)
+
+
+def _last(known: Known) -> AdaptiveAttack | None:
+  """Returns the adaptive attack to a user's own state: the last upload, as what is added may fade with each of them."""
+  if known.rounds == 1 or not known.bound.keeps:
+    return None
+
+  def views(upload: Upload) -> list[View]:
+    return [known.view(upload, update=trees.take(upload.update, -1))._replace(noise=0.0)]
+
+  return AdaptiveAttack('last', 'It takes the last upload.', views, frozenset({'update'}), rounds=known.rounds)
 
 
 def _prior(known: Known) -> AdaptiveAttack | None:

@@ -159,7 +159,7 @@ def _computed(group: Group, requests: list[_Request], group_size: int) -> list[U
   """Returns the uploads of each request on the variables of the group; equal `Send`s are made together."""
   found: list[Any] = [None] * len(requests)
   for i, request in enumerate(requests):
-    if request.rounds > 1 and request.bound.defense.accumulates:
+    if request.rounds > 1 and request.bound.in_turn:
       found[i] = _in_turn(group, request, group_size)
   alike: dict[Send, list[int]] = {}
   for i, request in enumerate(requests):

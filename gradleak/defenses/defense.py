@@ -516,6 +516,7 @@ class Bound:
     arguments: positional arguments of each stage's factory.
     gradients: that its stages compute of each sample, see `Traits`.
     frozen, unshared: the paths of the parameters that a step does not move, and that an upload does not hold.
+    keeps: whether a user's own stage of the upload has a state, beside its masks, from one upload to the next.
   """
 
   defense: Defense
@@ -523,6 +524,17 @@ class Bound:
   gradients: int = 0
   frozen: frozenset[tuple[str, ...]] = frozenset()
   unshared: frozenset[tuple[str, ...]] = frozenset()
+  keeps: bool = False
+
+  @property
+  def in_turn(self) -> bool:
+    """Whether an upload depends on those that the client sent before."""
+    return self.keeps or self.defense.accumulates
+
+  @property
+  def varies(self) -> bool:
+    """Whether uploads of the same samples differ."""
+    return self.in_turn or self.defense.random
 
   def build(self, numbers: tuple, client: Any) -> Any:
     """Returns the client under the defense.
@@ -605,7 +617,18 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     context.unshared,
   )
   bound.client(context.client)  # so that a factory's errors are raised here, and not while tracing
-  return bound
+  return dataclasses.replace(bound, keeps=_keeps(bound, context.variables['params']))
+
+
+def _keeps(bound: Bound, params: Tree) -> bool:
+  """Returns whether a user's own stage of the upload has a state with more than masks."""
+  for stage, given in zip(bound.defense.stages, bound.arguments, strict=True):
+    if stage.foreign and stage.traits.place == 'upload' and not is_idle(stage):
+      state = jax.eval_shape(stage.build(stage.numbers, *given).init, params)
+      masks = [found for _, found in optax.tree.get_all_with_path(state, 'mask')]
+      if len(jax.tree.leaves(state)) > len(jax.tree.leaves(masks)):
+        return True
+  return False
 
 
 def as_defense(entry: Any) -> Defense:

@@ -629,6 +629,39 @@ def test_a_random_defense_of_ones_own_is_averaged(linear):
   assert mean[1] > mean[0] + 3  # a quarter of the variance is 6 dB
 
 
+@pytest.mark.long
+def test_a_state_of_ones_own_is_kept_between_uploads(linear):
+  """Noise that fades with each upload hides nothing from who waits."""
+
+  def fading(updates, size, params=None, *, key, **extra):
+    noise = optax.tree.random_like(key, updates)
+    return jax.tree.map(lambda u, n: u + size * n, updates, noise), 0.05 * size
+
+  start = optax.GradientTransformationExtraArgs(lambda params: jnp.ones(()), fading)
+  mine = gl.defenses.wrap(start, 'upload', random=True)
+  result = audit(linear, mine, divide, rounds=4)
+  mean = {name: np.mean([row['psnr'] for row in rows(result, adaptive=name)]) for name in (None, 'averaged', 'last')}
+  assert mean[None] < mean['averaged'] < mean['last'] - 30
+
+
+@pytest.mark.parametrize(
+  ('defense', 'keeps'),
+  [
+    (gl.defenses.wrap(optax.trace(0.9), 'upload'), True),
+    (gl.defenses.wrap(optax.trace(0.9), 'step'), False),  # which begins anew with each upload
+    (gl.defenses.wrap(optax.GradientTransformation(*gl.defenses.topk(ratio=0.5)), 'upload'), False),
+    (gl.defenses.dgc(ratio=0.5), False),
+    (gl.defenses.fragmentation(ratio=0.5), False),
+  ],
+  ids=['momentum', 'of steps', 'masks', 'dgc', 'fragmentation'],
+)
+def test_an_own_upload_that_depends_on_the_one_before_is_told_by_its_state(defense, keeps, context):
+  made = defenses.bind(defense, context)
+  assert made.keeps == keeps and made.in_turn == (keeps or defense.accumulates)
+  found = [one.rounds for one in attacks_on(made, context, 1, attacks.csdlg(), 4) if one.name == 'last']
+  assert found == [4] * keeps
+
+
 @pytest.mark.parametrize(
   ('knowledge', 'attackers'),
   [('adaptive', {'adaptive'}), ('non-adaptive', {'non-adaptive'}), ('both', {'adaptive', 'non-adaptive'})],

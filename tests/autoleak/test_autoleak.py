@@ -7,6 +7,7 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
@@ -179,6 +180,7 @@ def test_more_originals_of_a_batch_than_chance_allows_are_a_re_identification():
     (gl.parse('gaussian(stddev=30)+dgc(ratio=0.1)'), True, False, False),
     (gl.defenses.gaussian(stddev=30.0), True, True, True),
     (gl.defenses.laplace(scale=0.1), True, True, False),
+    (gl.defenses.wrap(optax.trace(0.9), 'upload'), True, False, False),
     (gl.defenses.outpost(), True, True, False),
     (gl.parse('prune(rate=0.5)+server_dp(noise=1,clients=10)'), False, False, False),
     (gl.parse('gaussian(stddev=1)+server_dp(noise=1,clients=10)'), True, True, True),
@@ -189,7 +191,7 @@ def test_stages_are_skipped_by_the_traits_of_a_defense(scenario, defense, severa
   bound = gl.defenses.bind(defense, scenario.context)
   assert (ensemble.repeats(bound, scenario.context, 1) == '') == several
   assert (ensemble.redraws(bound, scenario.context, 1) == '') == random
-  assert (ensemble.redraws(bound, scenario.context, 1, drawn=True) == '') != defense.accumulates
+  assert (ensemble.redraws(bound, scenario.context, 1, drawn=True) == '') != bound.in_turn
   assert (ensemble.known_noise(bound, scenario.context, 1) == '') == gaussian
 
 

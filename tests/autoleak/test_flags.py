@@ -39,6 +39,21 @@ def frozen(stddev):
   )
 
 
+def remembered(stddev):
+  """Draws its noise in the first upload, and keeps it in its state."""
+
+  def init(params):
+    return jax.tree.map(jnp.zeros_like, params), jnp.zeros((), bool)
+
+  def update(updates, state, params=None, *, key, **extra):
+    kept, drawn = state
+    fresh = optax.tree.random_like(key, updates)
+    noise = jax.tree.map(lambda old, new: jnp.where(drawn, old, stddev * new), kept, fresh)
+    return jax.tree.map(jnp.add, updates, noise), (noise, jnp.ones((), bool))
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
 def deaf():
   """Is given a key, and draws from another one."""
 
@@ -56,9 +71,10 @@ def deaf():
   [
     (gl.defenses.wrap(sign(), place='upload', label='sign'), flags.MASKED, 'at most 1 sizes'),
     (gl.defenses.wrap(frozen(0.1), place='upload', label='frozen', random=True), flags.FROZEN, 'the same noise'),
+    (gl.defenses.wrap(remembered(0.1), 'upload', label='kept', random=True), flags.FROZEN, 'the same noise'),
     (gl.defenses.wrap(deaf(), place='upload', label='deaf', random=True), flags.FROZEN, 'another key gives the same'),
   ],
-  ids=['quantised sign', 'noise frozen in state', 'key not used'],
+  ids=['quantised sign', 'noise frozen in state', 'noise kept in state', 'key not used'],
 )
 def test_uploads_give_a_mask_away(scenario, defense, flag, words):
   found = flags.of_uploads(jax.random.key(1), scenario, defense, 1)

@@ -23,14 +23,13 @@ def anything(bound: Bound, context: Context, batch_size: int, drawn: bool = Fals
 def repeats(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
   """Returns why attacks read one upload of the same samples; '' where they average or sum several."""
   del context, batch_size, drawn
-  several = bound.defense.random or bound.defense.accumulates
-  return '' if several else 'it does the same to all uploads of the same samples'
+  return '' if bound.varies else 'it does the same to all uploads of the same samples'
 
 
 def redraws(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
   """Returns why a ranking reads one upload; '' where it reads several, of a random client or defense."""
   del context, batch_size
-  if bound.defense.accumulates:
+  if bound.in_turn:
     return 'a ranking does not simulate what it held back in earlier rounds'
   return '' if drawn or bound.defense.random else 'a ranking reads several uploads only where they are drawn anew'
 

@@ -32,7 +32,8 @@ UNAVERAGED = 'randomness not averaged'
 def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size: int) -> list[str]:
   """Returns what two uploads of a client with a defense give away about it, sentences that begin with the flag.
 
-  Both are computed anew with different keys, of the first private batch and of the second one, if there is one.
+  Both are computed anew with different keys, of the first private batch and of the second one, if there is one. The
+  second is sent in the state that a user's own defense has after the first.
 
   Args:
     key: of this look.
@@ -42,17 +43,19 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   """
   if not defense.stages:
     return []
-  defended, bare = bind(defense, scenario.context).client(scenario.client), scenario.client
+  bound, bare = bind(defense, scenario.context), scenario.client
+  defended = bound.client(bare)
   batches = [slice(0, batch_size), slice(batch_size, 2 * batch_size)]
   batches = batches if len(scenario.samples) >= 2 * batch_size else batches[:1] * 2
   keys = jax.random.split(key)
 
-  def sent(client: Client, one: jax.Array, batch: slice) -> Tree:
+  def sent(client: Client, one: jax.Array, batch: slice, before: Any = None) -> tuple[Tree, Any]:
     samples = scenario.samples[batch], scenario.targets[batch]
-    return jax.device_get(_update(client, one, scenario.variables, *samples))
+    return jax.device_get(_sent(client, one, scenario.variables, *samples, before))
 
-  uploads = [sent(defended, one, batch) for one, batch in zip(keys, batches, strict=True)]
-  undefended = [sent(bare, one, batch) for one, batch in zip(keys, batches, strict=True)]
+  first, state = sent(defended, keys[0], batches[0])
+  uploads = [first, sent(defended, keys[1], batches[1], state if bound.keeps else None)[0]]
+  undefended = [sent(bare, one, batch)[0] for one, batch in zip(keys, batches, strict=True)]
   found = []
   sizes = _sizes(uploads[0])
   if sizes and max(sizes) <= LEVELS and not max(_sizes(undefended[0]), default=0) <= LEVELS:
@@ -63,7 +66,7 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
   added = [_flat(upload) - _flat(before) for upload, before in zip(uploads, undefended, strict=True)]
   if _alike(*added) and not _alike(*(_flat(before) for before in undefended)):
     found.append(f'{FROZEN}: two uploads bear the same noise, which whoever knows it subtracts')
-  again = sent(defended, keys[1], batches[0])
+  again, _ = sent(defended, keys[1], batches[0])
   same = np.array_equal(_flat(again), _flat(uploads[0]))
   altered = (_flat(uploads[0]) != 0) & ~np.isclose(_flat(uploads[0]), _flat(undefended[0]), rtol=1e-4)
   if defense.random and same and altered.any():  # what only drops entries may choose them without chance
@@ -72,8 +75,11 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _update(client: Client, key: jax.Array, variables: Tree, samples: jax.Array, targets: jax.Array) -> Tree:
-  return client.local_update(key, variables, samples, targets).update
+def _sent(
+  client: Client, key: jax.Array, variables: Tree, samples: jax.Array, targets: jax.Array, state: Any
+) -> tuple[Tree, Any]:
+  upload, state, _ = client.participate(key, variables, samples, targets, None, state)
+  return upload.update, state
 
 
 def of_rows(rows: Sequence[dict], controls: Sequence[dict], random: bool, averaged: bool) -> list[str]:
