@@ -707,13 +707,12 @@ _DROPPED = 0.05
 
 
 def _shown(known: Known) -> AdaptiveAttack | None:
-  """Returns the adaptive attack to a defense of which nothing is known: what the upload itself shows, zeros and a norm.
+  """Returns the adaptive attack to a stage of which nothing is known: what the upload itself shows, zeros and a norm.
 
-  The simulated update is clipped to the norm of the observed one. At the truth it has that norm or a larger one,
-  whether the client clips or not.
+  The simulated update is clipped to the norm of the observed one, or to the known clip of another stage where that is
+  smaller. At the truth it has that norm or a larger one, whether the client clips or not.
   """
-  stages = known.defense.at('step', 'upload')
-  if not stages or any(map(_stated, stages)):
+  if all(map(_stated, known.defense.at('step', 'upload'))):
     return None
 
   def views(upload: Upload) -> list[View]:
@@ -723,7 +722,7 @@ def _shown(known: Known) -> AdaptiveAttack | None:
     update = known.observed(_without_zeros(upload) if dropped else upload)
     weighted = jax.tree.map(lambda u: (u != 0).astype(np.float16), update) if dropped else ones(update)
     norm = math.sqrt(sum(float(np.sum(np.square(u, dtype=np.float64))) for u in jax.tree.leaves(update)))
-    return [View(update, weighted, 0.0, norm)]
+    return [View(update, weighted, 0.0, min(norm, known.clip))]
 
   words = (
     'Where zeros are more than usual it compares the rest alone; it clips what it simulates to the norm of the upload.'

@@ -713,6 +713,17 @@ def test_what_an_upload_shows_is_evidence_without_any_name(context, gradient, pl
   np.testing.assert_array_equal(entries(only_view(adaptive, gaps).weights), entries(gaps) != 0)
 
 
+@pytest.mark.parametrize('declared', ['clip(norm=0.5)', 'gaussian(stddev=0.1)', 'topk(ratio=0.5)'])
+def test_what_one_stage_declares_hides_nothing_of_what_another_shows(declared, context, gradient):
+  """Whoever meets an own stage behind a declared one looks at its zeros, too, and knows the declared clip."""
+  made = defenses.bind(gl.defenses.chain(gl.parse(declared), gl.defenses.wrap(optax.identity(), 'upload')), context)
+  (shown,) = (one for one in attacks_on(made, context, 1, attacks.csdlg(), 1) if one.name == 'shown')
+  gaps = jax.tree.map(lambda x: np.where(np.arange(x.size).reshape(x.shape) % 2, x, 0), gradient)
+  view, norm = only_view(shown, gaps), float(trees.norm(gaps))
+  np.testing.assert_array_equal(entries(view.weights), entries(gaps) != 0)
+  assert norm > 0.5 and view.clip == pytest.approx(0.5 if 'clip' in declared else norm)
+
+
 def test_what_is_usual_of_texts_is_that_of_random_tokens():
   """A user's own defense on texts ended the audit: random pixels are no texts."""
   scenario = texts.scenario(number=4)
