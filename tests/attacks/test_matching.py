@@ -70,6 +70,8 @@ def test_a_distance_of_ones_own_is_weighted_and_measured_as_ours_are():
   np.testing.assert_allclose(own.between(a, b, weights), np.sqrt(18 + 2), rtol=1e-6)
   np.testing.assert_allclose(own.unit(b), np.sqrt(17), rtol=1e-6)
   assert own.floor(1.0, 4.0) == -np.inf  # no search ends at a floor that nobody knows
+  angle = distances.as_distance(lambda simulated, observed: 1 - jnp.vdot(simulated, observed) / trees.norm(simulated))
+  assert angle.unit(a['x']) == 1 and np.isnan(angle.between(0 * a['x'], a['x']))  # NaN · 0 would be NaN
   with pytest.raises(errors.UsageError, match=r"distance.*'l3'"):
     distances.as_distance('l3')
 

@@ -140,16 +140,22 @@ def as_distance(distance: str | Callable[[Tree, Tree], jax.Array]) -> Distance:
 
   Args:
     distance: one of `DISTANCES`, or (simulated update, observed one) -> a scalar, in JAX. Weights of layers and entries
-      are applied to both before. No search stops at a noise floor, which is not known of it.
+      are applied to both before. No search stops at a noise floor, which is not known of it. Its unit is 1 where it has
+      no finite value at an update of zeros, as an angle has none.
 
   Raises:
     UsageError: for an unknown name.
   """
   if callable(distance):
     own = distance
+
+    def unit(observed: Tree) -> jax.Array:
+      apart = own(jax.tree.map(jnp.zeros_like, observed), observed)
+      return jnp.where(jnp.isfinite(apart), apart, jnp.ones_like(apart))
+
     return Distance(
       lambda simulated, observed, weights=None: own(*_both_weighted(simulated, observed, weights)),
-      lambda observed: own(jax.tree.map(jnp.zeros_like, observed), observed),
+      unit,
       lambda noise, total: jnp.float32(-jnp.inf),
     )
   errors.check_choice('distance', distance, DISTANCES)
