@@ -18,7 +18,7 @@ import optax
 
 from gradleak.adaptive import weights
 from gradleak.attacks.base import AttackMethod
-from gradleak.core import trees
+from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.defenses.clipping import clip
 from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, is_idle, norm_bound
@@ -522,19 +522,31 @@ class Case(NamedTuple):
   known: Known
 
 
-# Factory of a defense -> the function (`Case`) -> adaptive attacks that are special to it.
-SPECIAL: dict[Callable, Callable[[Case], Iterable[AdaptiveAttack]]] = {}
+# Factory of a defense -> the functions (`Case`) -> adaptive attacks that are special to it.
+SPECIAL: dict[Callable, list[Callable[[Case], Iterable[AdaptiveAttack]]]] = {}
 
 
 def adaptive_to(maker: Callable) -> Callable[[Callable], Callable]:
   """Returns the decorator of a function, `Case` -> `AdaptiveAttack`s, that attackers apply who know this defense.
 
+  They come beside those that there are; a function of the same name in the same module is replaced.
+
   Args:
     maker: a function that `defenses.defense` decorated, of the library or of a user.
+
+  Raises:
+    UsageError: for anything else, such as a `Defense`.
   """
+  if isinstance(maker, Defense) or not hasattr(maker, 'traits'):
+    raise errors.UsageError(
+      f'adaptive_to takes a function that gradleak.defenses.defense decorated, such as gradleak.defenses.prune, and got '
+      f'{errors.shown(maker)}'
+    )
 
   def decorate(function: Callable[[Case], Iterable[AdaptiveAttack]]) -> Callable[[Case], Iterable[AdaptiveAttack]]:
-    SPECIAL[maker.__wrapped__] = function  # type: ignore[attr-defined]
+    known = SPECIAL.setdefault(maker.__wrapped__, [])  # type: ignore[attr-defined]
+    names = function.__module__, function.__qualname__
+    known[:] = [one for one in known if (one.__module__, one.__qualname__) != names] + [function]
     return function
 
   return decorate
@@ -563,8 +575,7 @@ def adaptive_attacks(
   simulated = _imitated(once) or [_simulated(once)]
   found = [known.adaptive(), _agreed(known), _last(known), _prior(known), _weighted(known), *simulated, _combined(known)]
   for stage, arguments in zip(stages, bound.arguments, strict=True):
-    special = SPECIAL.get(stage.factory)
-    found += [] if special is None else special(Case(stage, arguments, known))
+    found += [one for special in SPECIAL.get(stage.factory, []) for one in special(Case(stage, arguments, known))]
   found.append(_shown(known))
   suited = [adaptive for adaptive in found if adaptive is not None and adaptive.suits(attack)]
   if 'floor' in known.parts:  # those that change the attack have no noise in their views

@@ -13,7 +13,7 @@ import pytest
 import gradleak as gl
 from gradleak import attacks, defenses, models
 from gradleak.adaptive import adaptive_attacks as attacks_on
-from gradleak.adaptive import compression, graddefense, weights
+from gradleak.adaptive import base, compression, graddefense, weights
 from gradleak.adaptive.base import AVERAGES, Case, Known, _typical_energies, typical_squared_norm
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
@@ -878,6 +878,22 @@ def test_a_adaptive_attack_may_simulate_alone(context):
   bound = defenses.bind(signs(), context)
   assert [c.name for c in attacks_on(bound, context, 1, attacks.csdlg(), 1)] == ['alone']
   assert attacks_on(bound, context, 1, attacks.fidel(), 1) == []
+
+
+def test_an_adaptive_attack_of_ones_own_comes_beside_those_of_the_library(context, monkeypatch):
+  monkeypatch.setattr(base, 'SPECIAL', {factory: [*known] for factory, known in base.SPECIAL.items()})
+  before = list(adaptive_attacks('dgc(ratio=0.1)', context, rounds=4))
+  for prior in (0.01, 0.02):  # a cell of a notebook that is run again
+
+    def mine(case, prior=prior):
+      return [case.known.changed('mine', 'It is mine.', prior=prior)]
+
+    gl.adaptive.adaptive_to(gl.defenses.dgc)(mine)
+  found = adaptive_attacks('dgc(ratio=0.1)', context, rounds=4)
+  assert list(found) == [*before, 'summed+masked+mine'] and 'decoded' in before
+  assert dict(found['summed+masked+mine'].settings) == {'prior': 0.02}
+  with pytest.raises(gl.UsageError, match='adaptive_to takes a function that gradleak.defenses.defense decorated'):
+    gl.adaptive.adaptive_to(gl.defenses.dgc(ratio=0.1))
 
 
 def test_a_defense_on_the_samples_or_of_known_traits_shows_nothing_more(context):
