@@ -173,7 +173,7 @@ def scenario(
   Raises:
     UsageError: for samples or targets that do not fit; for a model that does not take them, does not follow
       `batch_norm`, has one logit, or returns probabilities to a loss on logits; for variables of another model, or that
-      are not finite; and for a setting that a client does not have.
+      are not finite; for a setting that a client does not have; and for a `Client` with defenses.
   """
   check_model(model)
   kind = client.modality if isinstance(client, Client) else modality
@@ -309,7 +309,14 @@ def _client(
         f'the client trains {client.model.name!r} with {client.num_classes} classes, the scenario has {model.name!r} '
         f'with {num_classes}'
       )
-    return client.undefended(), _recorded(client), None
+    bare = client.undefended()
+    defended = [name for name in ('step', 'upload', 'transform') if getattr(client, name) != getattr(bare, name)]
+    if defended:
+      raise errors.UsageError(
+        f'the client has a defense of its own ({", ".join(defended)}), and the client of a scenario has none: give it '
+        'as a defense of the audit, with gradleak.defenses.wrap(…, place=…) where it is no Defense'
+      )
+    return bare, _recorded(client), None
   given = settings.replaced(ClientSettings() if client is None else client, 'gradleak.scenario', **changes)
   return dataclasses.replace(given.client(model, num_classes), modality=kind), given.recorded(), given
 

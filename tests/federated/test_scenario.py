@@ -1,5 +1,7 @@
 """A scenario that is changed is the one that is made anew."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -45,3 +47,10 @@ def test_a_client_without_settings_is_not_described(linear):
   assert linear.described_by('this') == gl.ClientSettings()
   with pytest.raises(gl.UsageError, match='this needs a scenario whose client is described by ClientSettings'):
     given.described_by('this')
+
+
+@pytest.mark.parametrize(('place', 'own'), [('step', gl.defenses.clip(norm=1)), ('transform', lambda k, x, y: (x, y))])
+def test_a_client_with_defenses_is_refused(linear, place, own):
+  client = dataclasses.replace(linear.client, **{place: own})
+  with pytest.raises(gl.UsageError, match=rf'a defense of its own \({place}\).*defense of the audit'):
+    gl.scenario(client.model, linear.samples, linear.targets, key=jax.random.key(0), client=client)
