@@ -32,7 +32,7 @@ with _program.group('client in production'):
   _GIVEN.settings(gl.ClientSettings, share='delta', local_epochs=2, local_batch_size=2)
   _GIVEN.string('defense', 'none', "One defense, as in launch/audit.py; '+' chains.")
 with _program.group('attack'):
-  _GIVEN.string('attack', 'csdlg_fast(tv=1e-6)', 'One attack, as in launch/audit.py.')
+  _GIVEN.string('attack', '', 'One attack, as in launch/audit.py; csdlg_fast by default, of images with tv=1e-6.')
   _GIVEN.settings(gl.SensitivitySettings)
 with _program.group('run'):
   _GIVEN.shared('seed', 'group_size', 'workdir', 'compilation_cache', 'progress', workdir='results/sensitivity')
@@ -41,13 +41,12 @@ with _program.group('run'):
 def main(_):
   """Runs what the flags describe and prints its tables."""
   _GIVEN.configure()
-  registry.attack(_GIVEN.attack)  # an error comes before data are read
+  attack = registry.attack(_GIVEN.attack) if _GIVEN.attack else None  # an error comes before data are read
   defense = registry.defense(_GIVEN.defense)
   errors.check_number('public', _GIVEN.public, low=0, integer=True)
   _program.say(f'reading {_GIVEN.dataset} …')
   private = _GIVEN.read(_GIVEN.split)
   _GIVEN.fit(private)
-  attack = registry.attack(_GIVEN.attack)
   order = _turns(private.targets)
   public = None
   if _GIVEN.public:

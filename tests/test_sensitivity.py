@@ -1,6 +1,7 @@
 """Which assumption protects: what is run, what the rows say, and what is refused."""
 
 import dataclasses
+import importlib
 
 import jax
 import numpy as np
@@ -228,6 +229,17 @@ def test_the_page_and_a_second_call(found, call):
   assert (folder / 'sensitivity.csv').read_text('utf-8').count('\n') == 1 + len(found.steps)
   again = make()
   assert again.rows == found.rows and again.accuracy == found.accuracy
+
+
+def test_rows_are_attacked_by_default(production, tmp_path, monkeypatch):
+  """Their default has no total variation, which is none of theirs; images have it."""
+  monkeypatch.setattr(importlib.import_module('gradleak.studies.sensitivity'), '_run', lambda *given: given[-1])
+  rows = gl.data.load('breast_cancer', limit=12)
+  kind = gl.modalities.of_config(rows.settings)
+  made = gl.scenario(gl.models.logistic(2), rows.samples, rows.targets, key=jax.random.key(0), modality=kind)
+  for scenario, tv in ((made, 0.0), (production, 1e-6)):
+    start = gl.sensitivity(jax.random.key(0), scenario, trials=2, batch_size=2, training_clients=2, workdir=tmp_path)
+    assert start.attack == gl.attacks.csdlg_fast(tv=tv)
 
 
 @pytest.mark.parametrize(

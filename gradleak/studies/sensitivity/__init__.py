@@ -89,7 +89,7 @@ def sensitivity(
       `gradleak.scenario`. Weights that were drawn are trained on its public samples. Weights that were given stay.
       Trial t is the t-th batch; where an upload is of one sample, it is the first of that batch, which all share. A
       quarter of the public samples measures the accuracy.
-    attack: one of `gradleak.attacks`; `csdlg_fast(tv=1e-6)` by default.
+    attack: one of `gradleak.attacks`; by default `csdlg_fast` with tv=1e-6, or without it on samples that have none.
     defense: the client's in production, or None.
     chosen: `Assumption`s in the order in which they are dropped; `assumptions` by default.
     settings: `SensitivitySettings`.
@@ -106,12 +106,13 @@ def sensitivity(
   )
   check(given)
   key = errors.check_key('key', key, traced=False)
-  method = csdlg_fast(tv=1e-6) if attack is None else as_attack(attack)
+  method = None if attack is None else as_attack(attack)
   hidden = as_defense(defense)
   how.check('gradleak.sensitivity', given.trials, workdir, 'group_size')
   task = _Task(key, _checked(scenario, given), given, {}, errors.check_path('workdir', workdir), how, progress)
   reporter(progress, 1)  # an unknown mode says so now
   local, classes = scenario.described_by('gradleak.sensitivity'), scenario.client.num_classes
+  method = method or csdlg_fast(tv=1e-6 if 'tv' in scenario.client.modality.terms else 0.0)
   if chosen is None:
     chosen = assumptions(
       local,
