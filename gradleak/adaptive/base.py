@@ -219,7 +219,7 @@ class Known:
     if self.trains(stage):
       variance = self._of_steps(stage, noise)
     else:
-      variance = noise.variance(stage.settings, self.context, self.num_samples // client.cohort)
+      variance = noise.variance_of(stage.settings, self.context, self.num_samples // client.cohort)
     params = self.context.variables['params']
     if client.frozen or client.private:
       shared = jax.device_get(client.shared_layers(params, self.context.sample_shape))
@@ -286,7 +286,7 @@ class Known:
       gains = noise_gains(client.optimizer, steps, params, np.tile(np.equal(sizes, each), client.epochs))
       if gains is None:
         return 0.0
-      variance = _as_tree(noise.variance(stage.settings, self.context, each), params)
+      variance = _as_tree(noise.variance_of(stage.settings, self.context, each), params)
       found.append(jax.tree.map(np.multiply, gains, variance))
     return jax.tree.map(lambda *variances: sum(variances), *found)
 
@@ -760,7 +760,7 @@ def _simulated(known: Known) -> AdaptiveAttack | None:
   if all(stage.traits.simulated is None for stage in stages):
     return None
   parts = [
-    noiseless(m, known.terms) if m.traits.simulated is None else m.traits.simulated(m.settings).stages
+    noiseless(m, known.terms) if m.traits.simulated is None else _declared(m)
     for m in stages
     if m.traits.simulated is not None or math.isfinite(norm_bound(m))
   ]
@@ -768,6 +768,13 @@ def _simulated(known: Known) -> AdaptiveAttack | None:
   words, settings = known.smooth('It simulates what is not random of the defense, too', 'weights smoothness', prior)
   simulates = Defense(tuple(stage for part in parts for stage in part))
   return known.changed('simulated', words, simulates=simulates, **settings)
+
+
+def _declared(stage: Stage) -> tuple[Stage, ...]:
+  """Returns what the trait `simulated` of a stage gives; raises `UsageError` where it is no `Defense`."""
+  assert stage.traits.simulated is not None
+  found, name = stage.traits.simulated(stage.settings), f'what the trait simulated of {stage.name} returns'
+  return errors.check_instance(name, found, Defense, 'a Defense, such as gradleak.defenses.wrap makes').stages
 
 
 def noiseless(stage: Stage, terms: int = 1) -> tuple[Stage, ...]:
@@ -780,7 +787,7 @@ def noiseless(stage: Stage, terms: int = 1) -> tuple[Stage, ...]:
   if stage.traits.noise is None and not stage.traits.random:
     return (stage,)
   if stage.traits.simulated is not None:
-    return stage.traits.simulated(stage.settings).stages
+    return _declared(stage)
   norm = norm_bound(stage, terms=terms)
   if math.isinf(norm):
     return ()

@@ -68,8 +68,8 @@ class Noise:
   """The noise that a defense adds to an update.
 
   Attributes:
-    variance: (settings, `Context`, number of samples) -> the variance of an entry that has noise: a float, or a tree
-      shaped like the parameters of floats or arrays.
+    variance: (settings, `Context`, number of samples) -> the variance of an entry that has noise: a number, or a tree
+      shaped like the parameters of numbers or arrays.
     fraction: settings -> that of the entries that have noise, 1 for all of them.
     groups: arguments of the factory -> the number of each entry's group, integers shaped like the parameters; either
       all entries of a group have noise, or none. None if entries are chosen one by one.
@@ -80,6 +80,12 @@ class Noise:
   fraction: Callable[[Settings], float] = lambda settings: 1.0
   groups: Callable[[tuple], Tree] | None = None
   distribution: str = 'gaussian'
+
+  def variance_of(self, settings: Settings, context: Context, num_samples: int) -> float | Tree:
+    """Returns the `variance`: a float, also for a scalar array; or a tree shaped like the parameters."""
+    found = self.variance(settings, context, num_samples)
+    number = jax.tree_util.all_leaves([found]) and jnp.ndim(found) == 0
+    return float(found) if number else found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,8 @@ import pytest
 
 import gradleak as gl
 from gradleak import defenses, registry
-from gradleak.adaptive import adaptive_attacks
+from gradleak.adaptive import adaptive_attacks, likelihood
+from gradleak.adaptive.base import Known
 from gradleak.attacks.base import closed_form
 from gradleak.audit.labelled import named_defenses
 from gradleak.audit.result import facts
@@ -222,6 +223,21 @@ def test_what_is_known_of_a_defense_follows_the_object_and_not_its_label():
 def names(defense, context, rounds=4):
   found = adaptive_attacks(defenses.bind(defense, context), context, 1, gl.attacks.csdlg(), rounds)
   return [adaptive.name for adaptive in found]
+
+
+@pytest.mark.parametrize('variance', [np.float32(0.01), np.asarray(0.01), jnp.square(0.1)], ids=['NumPy', '0-d', 'JAX'])
+def test_a_variance_may_be_a_scalar_of_any_kind(variance, context):
+  noise = defenses.Noise(lambda settings, context, count: variance)
+  made = defenses.bind(defenses.wrap(noisy(0.1), 'upload', random=True, noise=noise), context)
+  known = Known(made, context, 1, 4, frozenset({'noise'}))
+  assert type(known.variance) is float and known.variance == pytest.approx(0.0025)
+  assert known.energy > 0 and likelihood.expected(made, context, 1).model == 'noise'
+
+
+def test_what_is_simulated_is_a_defense(context):
+  mine = defenses.wrap(noisy(0.1), 'upload', random=True, simulated=lambda settings: optax.scale(0.5))
+  with pytest.raises(errors.UsageError, match='what the trait simulated of own returns is .*expected a Defense'):
+    names(mine, context)
 
 
 def test_a_source_may_have_a_name_of_its_own_for_a_defense():
