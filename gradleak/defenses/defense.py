@@ -239,7 +239,23 @@ class Stage(Method):
     return self.arguments or self.traits.arguments(context, self.settings)
 
   def made(self) -> Any:
-    """Returns what the factory makes of the settings and arguments that it was given."""
+    """Returns what the factory makes of the settings and arguments that it was given.
+
+    Where it is made for something that a `Context` has, and has none yet, that is asked for when it is called.
+
+    Raises:
+      UsageError: where nothing says what a positional argument without a default is.
+    """
+    parameters = list(inspect.signature(self.factory).parameters.values())[len(self.arguments) :]
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    missing = ', '.join(one.name for one in parameters if one.kind in kinds and one.default is one.empty)
+    if missing and (self.arguments or self.traits.arguments is Traits.arguments):
+      raise errors.UsageError(
+        f'the defense {self.name} is made for {missing} and has none: make it by {self.name}({missing}, …), or give the '
+        'trait arguments=lambda context, settings: (…,)'
+      )
+    if missing:
+      return _asking(self.name, missing, self.traits.place)
     return self._checked(self.factory(*self.arguments, **self.settings))
 
   def build(self, numbers: tuple, *arguments: Any) -> Any:
@@ -248,6 +264,16 @@ class Stage(Method):
 
   def _checked(self, transformation: Any) -> Any:
     return foreign.checked(self.name, transformation, self.traits.random) if self.foreign else transformation
+
+
+def _asking(name: str, missing: str, place: str) -> Any:
+  """Returns a transformation, or a function on the samples, that raises `UsageError` when it is called."""
+
+  def ask(*given: Any, **extra: Any) -> Any:
+    del given, extra
+    raise errors.UsageError(f'the defense {name} is made for {missing} and has none: make it by {name}({missing}, …)')
+
+  return ask if place == 'data' else optax.GradientTransformationExtraArgs(ask, ask)
 
 
 def _remade(make: Callable, arguments: tuple, settings: Mapping) -> Stage:

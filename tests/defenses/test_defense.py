@@ -457,6 +457,22 @@ def test_at_the_server_a_factory_has_its_arguments(context):
   np.testing.assert_array_equal(apply(defenses.bind(defenses.gaussian(stddev=0.5), context).server()), UPDATES['w'])
 
 
+@pytest.mark.parametrize('place', ['upload', 'step'])
+def test_what_a_factory_is_made_for_needs_no_default(place, context):
+  def scaled(layers, *, by: float = 1.0):
+    return optax.scale(by * len(layers))
+
+  given = {'place': place, 'arguments': lambda context, settings: (['one', 'two'],)}
+  mine = defenses.defense(**given)(scaled)(by=3.0)
+  assert str(mine) == 'scaled(by=3.0)' and mine == copy.copy(mine)
+  found = getattr(defenses.bind(mine, context).client(context.client), place).update(UPDATES, optax.EmptyState())[0]
+  np.testing.assert_allclose(found['w'], 6 * UPDATES['w'])
+  with pytest.raises(errors.UsageError, match=r'is made for layers and has none: make it by scaled\(layers, …\)$'):
+    mine.init(UPDATES)
+  with pytest.raises(errors.UsageError, match='is made for layers and has none: .*or give the trait arguments'):
+    defenses.defense(place=place)(scaled)()
+
+
 def test_results_say_that_an_epsilon_is_of_real_numbers(context):
   half = dataclasses.replace(context, variables=jax.tree.map(lambda x: x.astype(jnp.bfloat16), context.variables))
   dp = defenses.client_dp(norm=1.0, noise=1.0)
