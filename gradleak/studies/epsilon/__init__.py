@@ -6,9 +6,10 @@ A bound on ε from uploads holds with a confidence. A defense is 'broken' if its
 the same relation and at the same δ. `verdict` computes this from the figures of a row.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -360,11 +361,33 @@ def _probed(
   variables = _probe_init(jax.random.key(0), (size, 1, 1))
   if bare.share == 'delta' and not _reaches(bare, variables, samples, bound, bool(defense.at('step'))):
     bare = dataclasses.replace(bare, optimizer=_PLAIN)
-  try:
-    client = bind(defense, Context(bare, variables, (size, 1, 1))).client(bare)
-  except errors.UsageError as error:
-    raise errors.UsageError(f"{error} (the canary's model has none: choose neighbours='own')") from error
+  with _naming_layers(defense):
+    try:
+      client = bind(defense, Context(bare, variables, (size, 1, 1))).client(bare)
+    except errors.UsageError as error:
+      raise errors.UsageError(f"{error} (the canary's model has none: choose neighbours='own')") from error
+    if _foreign(defense):
+      targets = jnp.zeros(len(samples), jnp.int32)
+      jax.eval_shape(client.local_update, jax.random.key(0), variables, samples, targets)
   return client, variables, samples
+
+
+@contextlib.contextmanager
+def _naming_layers(defense: Defense) -> Iterator[None]:
+  """Raises `UsageError` for what a user's own stage raises that looks for layers, or else, of the scenario's model."""
+  try:
+    yield
+  except Exception as error:
+    if isinstance(error, errors.UsageError) or not _foreign(defense):
+      raise
+    raise errors.UsageError(
+      f"the defense {defense} needs what the canary's model does not have: choose neighbours='own' "
+      f'({type(error).__name__}: {error})'
+    ) from error
+
+
+def _foreign(defense: Defense) -> bool:
+  return any(stage.foreign for stage in defense.stages)
 
 
 def _reaches(bare: Client, variables: Any, samples: jax.Array, bound: float, linear: bool) -> bool:
