@@ -513,8 +513,8 @@ def test_what_is_refused(scenario):
   with pytest.raises(gl.UsageError, match="choose neighbours='own'"):
     audited(scenario, gl.defenses.soteria(rate=0.5))
   named = optax.stateless(lambda updates, params: {**updates, 'Dense_0': updates['Dense_0']})
-  layered = gl.defenses.defense(arguments=lambda context, settings: (context.layers[0],))(lambda layer: optax.identity())
-  for own in (wrap(named, 'upload'), layered()):
+  first = gl.defenses.defense(arguments=lambda context, settings: (context.layers[0],))
+  for own in (wrap(named, 'upload'), first(lambda layer: optax.identity())()):
     with pytest.raises(gl.UsageError, match="the canary's model does not have: choose neighbours='own'"):
       audited(scenario, own)
   with pytest.raises(gl.UsageError, match='relation'):

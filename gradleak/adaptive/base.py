@@ -539,7 +539,7 @@ def adaptive_to(maker: Callable) -> Callable[[Callable], Callable]:
   """
   if isinstance(maker, Defense) or not hasattr(maker, 'traits'):
     raise errors.UsageError(
-      f'adaptive_to takes a function that gradleak.defenses.defense decorated, such as gradleak.defenses.prune, and got '
+      'adaptive_to takes a function that gradleak.defenses.defense decorated, such as gradleak.defenses.prune, and got '
       f'{errors.shown(maker)}'
     )
 
@@ -573,7 +573,8 @@ def adaptive_attacks(
   known = Known(bound, context, num_samples, rounds if bound.varies else 1, reads)
   once = dataclasses.replace(known, rounds=1) if bound.in_turn else known  # one round is simulated, and not several
   simulated = _imitated(once) or [_simulated(once)]
-  found = [known.adaptive(), _agreed(known), _last(known), _prior(known), _weighted(known), *simulated, _combined(known)]
+  several = known.adaptive(), _agreed(known), _last(known)
+  found = [*several, _prior(known), _weighted(known), *simulated, _combined(known)]
   for stage, arguments in zip(stages, bound.arguments, strict=True):
     found += [one for special in SPECIAL.get(stage.factory, []) for one in special(Case(stage, arguments, known))]
   found.append(_shown(known))

@@ -251,8 +251,8 @@ class Stage(Method):
     missing = ', '.join(one.name for one in parameters if one.kind in kinds and one.default is one.empty)
     if missing and (self.arguments or self.traits.arguments is Traits.arguments):
       raise errors.UsageError(
-        f'the defense {self.name} is made for {missing} and has none: make it by {self.name}({missing}, …), or give the '
-        'trait arguments=lambda context, settings: (…,)'
+        f'the defense {self.name} is made for {missing} and has none: make it by {self.name}({missing}, …), or give '
+        'the trait arguments=lambda context, settings: (…,)'
       )
     if missing:
       return _asking(self.name, missing, self.traits.place)

@@ -236,7 +236,7 @@ def test_a_variance_may_be_a_scalar_of_any_kind(variance, context):
 
 def test_what_is_simulated_is_a_defense(context):
   mine = defenses.wrap(noisy(0.1), 'upload', random=True, simulated=lambda settings: optax.scale(0.5))
-  with pytest.raises(errors.UsageError, match='what the trait simulated of own returns is .*expected a Defense'):
+  with pytest.raises(errors.UsageError, match=r'what the trait simulated of own returns is .*expected a Defense'):
     names(mine, context)
 
 
@@ -469,7 +469,7 @@ def test_what_a_factory_is_made_for_needs_no_default(place, context):
   np.testing.assert_allclose(found['w'], 6 * UPDATES['w'])
   with pytest.raises(errors.UsageError, match=r'is made for layers and has none: make it by scaled\(layers, …\)$'):
     mine.init(UPDATES)
-  with pytest.raises(errors.UsageError, match='is made for layers and has none: .*or give the trait arguments'):
+  with pytest.raises(errors.UsageError, match=r'is made for layers and has none: .*or give the trait arguments'):
     defenses.defense(place=place)(scaled)()
 
 
