@@ -18,7 +18,8 @@ from gradleak.threat import Observation
 
 _NEAR = 1e-3  # relative, of what a network makes of a value; rounding of float32 is about 1e-6
 _ROUNDED = 4.0  # the same, in units of the eps of the coarsest floats that a network computes in
-_TRIES = 6  # initial networks of which two have a gradient at each probe; with fewer, the model's word is taken
+_SILENT = 6  # initial networks without a gradient at any probe, after which the model's word is taken
+_TRIES = 32  # the same of which two have a gradient at each probe; with fewer, it sees no values but differences
 _SHIFTED = 0.05  # the same of other statistics, which move a value by more; bfloat16 rounds to 0.4 %
 
 
@@ -141,7 +142,9 @@ def check_sees_once(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...
 
 
 def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Array]) -> Entry:
-  """Returns the `Entry` of a network. Where most initial ones have no gradient at the layer, its word is taken.
+  """Returns the `Entry` of a network. Where initial ones have no gradient at the layer, its word is taken.
+
+  A network that sees nothing of any even grey has values out of order: it compares them with each other.
 
   Args:
     model: the network.
@@ -164,16 +167,18 @@ def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Arra
       return read(jax.grad(loss)(variables['params'])).reshape(-1)
 
     chosen, probe, alive = jax.random.bernoulli(keys[2], 0.5, shape), jax.random.uniform(keys[3], shape), []
+    silent = True
     for i in range(_TRIES):
-      dark = jnp.full(shape, 0.25 - i / 64)  # a network that holds its normalisation sees one grey as zeros
+      dark = jnp.full(shape, 0.25 - i % 8 / 64)  # a network that holds its normalisation sees one grey as zeros
       network, bright = model.init(jax.random.fold_in(keys[0], i), shape), dark + 0.5
       seen = [np.asarray(seen_by(network, x)) for x in (dark, bright, jnp.where(chosen, bright, dark), probe)]
+      silent = silent and not any(map(np.any, seen))
       if all(map(np.any, seen)):
         alive.append((network, float(dark.min()), seen))
-      if len(alive) == 2:
+      if len(alive) == 2 or (silent and i + 1 == _SILENT):
         break
-    else:
-      return Entry(True, declared)
+    if len(alive) < 2:
+      return Entry(silent, declared)
     (network, grey, (low, high, mixed, one)), (other, _, (*_, two)) = alive
     shifted, near = np.asarray(seen_by(_shifted(other), probe)), tolerance(seen_by, network, probe)
   moved, reach = np.abs(mixed - low), np.abs(high - low)  # of each value by itself: their scales may differ by far

@@ -30,18 +30,25 @@ def _checked_function(name, function, random):
   def transform(key: jax.Array | None, samples: jax.Array, targets: jax.Array, **extra: Any) -> Any:
     _check_key(name, random, key, 'it with a key')
     found = _called(name, function, key, samples, targets, extra)
-    expected = _described((samples, targets))
-    returned = _described(found) if isinstance(found, tuple | list) and len(found) == 2 else errors.shown(found)
-    if returned != expected:
-      raise errors.UsageError(f'the defense {name} returns {returned}, expected (samples, targets), {expected}')
+    _check_pair(name, (samples, targets), found)
     _check_random(name, random, lambda k: function(k, samples, targets, **extra), key)
     return found
 
   return transform
 
 
+def _check_pair(name, given, found):
+  """Raises `UsageError` for what are no samples and targets like those given; there may be others of them."""
+  pair = isinstance(found, tuple | list) and len(found) == 2 and all(hasattr(x, 'dtype') for x in found)
+  numbers = {len(x) for x in found if x.ndim} if pair else set()
+  alike = pair and all(x.dtype == y.dtype and x.shape[1:] == y.shape[1:] for x, y in zip(given, found, strict=True))
+  if not alike or len(numbers) != 1:
+    returned = _described(found) if pair else errors.shown(found)
+    raise errors.UsageError(f'the defense {name} returns {returned}, expected (samples, targets), {_described(given)}')
+
+
 def _described(arrays):
-  return ' and '.join(f'{jnp.result_type(x)} of shape {np.shape(x)}' for x in arrays)
+  return ' and '.join(f'{x.dtype} of shape {x.shape}' for x in arrays)
 
 
 def _check_key(name, random, key, call):

@@ -331,6 +331,11 @@ class Client:
       samples, targets = jnp.asarray(samples), jnp.asarray(targets)  # a scenario holds those of NumPy
       key = None if key is None else jax.random.fold_in(key, 4)
       samples, targets = self.transform(key, samples, targets, **accepted(self.transform, weights=weights))
+      if weights is not None and len(samples) != len(weights):
+        raise errors.UsageError(
+          f'a defense on the samples makes {len(samples)} of {len(weights)}, of which some are padding: clients of '
+          'unequal sizes need one that keeps their number'
+        )
     if self.loss.own and targets.ndim == 2:  # else they are made of these samples already
       return self.loss.of_samples(samples, self.modality, self.model.vocabulary)
     return samples, targets

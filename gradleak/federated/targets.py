@@ -87,8 +87,17 @@ class Targets:
     if jax.eval_shape(lambda x: self.encode(x, outputs[-1], float), targets).shape != (count, *outputs):
       raise errors.UsageError(
         f'targets are {targets.dtype} of shape {targets.shape}, and the model returns outputs of shape '
-        f'{(count, *outputs)}: expected {self.expected(count, outputs[-1])}{data.column(targets.shape, count)}'
+        f'{(count, *outputs)}: expected {self._like(count, outputs)}{data.column(targets.shape, count)}'
       )
+
+  def _like(self, count: int, outputs: tuple[int, ...]) -> str:
+    """Returns what may be given for outputs of this shape of one sample, for messages."""
+    if len(outputs) == 1 or self.name != 'classes':
+      return self.expected(count, outputs[-1])
+    return (
+      f'a class for each position, integers {(count, *outputs[:-1])} or floats {(count, *outputs)}; for one class of '
+      f'each sample, a model returns outputs of shape {(count, outputs[-1])}'
+    )
 
 
 def _floating(targets: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -271,6 +272,24 @@ def test_a_normalisation_is_recognised_in_half_precision():
 def test_a_network_that_is_silent_on_a_probe_is_asked_again(widths):
   model = models.create(f'mlp(widths={widths})', 10, init='default')
   assert entry(model, (4, 6, 4), ('Dense_0', 'kernel'), ('Dense_0', 'bias')) == (True, None, True)
+
+
+@pytest.mark.parametrize(
+  'seen',
+  [
+    lambda x: x - x.mean(axis=(1, 2, 3), keepdims=True),
+    lambda x: x - jnp.roll(x, 1, axis=1),
+    nn.LayerNorm(use_scale=False, use_bias=False, reduction_axes=(1, 2, 3)).bind({}),
+  ],
+)
+def test_a_network_that_sees_no_even_grey_compares_values_with_each_other(seen):
+  class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      return nn.Dense(4)(nn.relu(nn.Dense(32)(seen(x).reshape(len(x), -1))))
+
+  model = models.from_flax(Net())
+  assert not entry(model, (6, 6, 1), ('Dense_0', 'kernel'), ('Dense_0', 'bias')).in_order
 
 
 @pytest.mark.parametrize('declared', [True, False])

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import pickle
 from typing import Annotated
 
@@ -296,7 +297,8 @@ def test_what_it_returns_is_checked_under_its_name(context, small_images, transf
   ('function', 'message'),
   [
     (lambda key, samples, targets: samples, 'the defense bad returns .*, expected '),
-    (lambda key, samples, targets: (samples[:1], targets[:1]), r'float32 of shape \(1, 8, 8, 1\) and float32 of shape'),
+    (lambda key, samples, targets: ({'one': samples}, targets), 'the defense bad returns .*, expected '),
+    (lambda key, samples, targets: (samples[:1], targets), r'float32 of shape \(1, 8, 8, 1\) and float32 of shape'),
     (
       lambda key, samples, targets: (samples[:, ::2], targets),
       r'shape \(2, 4, 8, 1\) and .* of shape \(2, 8, 8, 1\) and',
@@ -314,6 +316,20 @@ def test_what_a_function_on_the_samples_returns_is_checked_under_its_name(contex
   images, labels = (x[:2] for x in small_images)
   with pytest.raises(errors.UsageError, match=message):
     jax.eval_shape(client.local_update, KEY, context.variables, images, labels)
+
+
+def test_a_function_on_the_samples_may_return_others_of_them_but_of_padding(context, small_images):
+  def mirrored(key, samples, targets):
+    return tuple(jnp.concatenate(pair) for pair in ((samples, samples[:, :, ::-1]), (targets, targets)))
+
+  client = defenses.bind(defenses.wrap(mirrored, 'data', label='mirrored'), context).client(context.client)
+  images, labels = (x[:2] for x in small_images)
+  sent = client.local_update(None, context.variables, images, labels).update
+  both = np.concatenate([images, images[:, :, ::-1]]), np.tile(labels, 2)
+  expected = context.client.local_update(None, context.variables, *both).update
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), sent, expected)
+  with pytest.raises(errors.UsageError, match='makes 4 of 2, of which some are padding'):
+    client.transformed(None, images, labels, jnp.asarray([1.0, 0.0]))
 
 
 def test_a_function_on_the_samples_that_is_declared_random_gets_a_key_and_weights(context, small_images):

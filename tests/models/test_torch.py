@@ -923,6 +923,21 @@ def test_a_tree_like_the_parameters_is_read_as_it_is_and_flat_names_are_those_of
   jax.tree.map(np.testing.assert_array_equal, read, variables)
 
 
+def test_a_tree_without_nesting_is_read_as_it_is_where_its_values_are_those_of_jax():
+  class Own(nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.one, self.two = (nn.Parameter(torch.rand(48, 48)) for _ in range(2))
+
+    def forward(self, x):
+      return nn.functional.linear(torch.tanh(nn.functional.linear(x.flatten(1), self.one)), self.two)
+
+  module = Own()
+  model, variables = gl.models.from_torch(module, images(2, 3, 4, 4), check=False)
+  for what in (dict(variables['params']), {'params': variables['params']}, module.state_dict()):
+    jax.tree.map(np.testing.assert_array_equal, gl.read_update(what, model, variables), variables['params'])
+
+
 def test_a_dense_network_gives_its_image_away_in_the_order_of_our_pixels():
   """Closed forms read rows of a first dense layer as [H, W, C], and undo the normalisation."""
   torch.manual_seed(0)

@@ -78,7 +78,8 @@ def in_tree(
 ) -> dict[str, np.ndarray] | None:
   """Returns the entries of a tree like the variables or the parameters, by names joined by dots; None for others.
 
-  Its names are nested, or joined by '/'. Names joined by dots, and tensors of PyTorch, are not of such a tree.
+  Its names are nested, or joined by '/'. Names joined by dots, and tensors of PyTorch, are not of such a tree. Names of
+  one part are of such a tree where their values are JAX's, which no state dict holds.
   """
   leaves = dict(_flat(what)) if isinstance(what, Mapping) else {(name,): 0 for name in entries}
   places = {'.'.join(path): tuple('/'.join(path).split('/')) for path in leaves}
@@ -86,7 +87,7 @@ def in_tree(
     others = {*variables, 'batch_stats', 'buffers'}.difference(wanted)  # collections that are not read
     places = {name: place for name, place in places.items() if place[0] not in others}
     places = {name: place[1:] if place[0] in wanted else place for name, place in places.items()}
-  elif all(len(place) == 1 for place in places.values()):
+  elif all(len(place) == 1 and not isinstance(leaves[place], jax.Array) for place in places.values()):
     return None
   known = {trees.path_names(path)[1:] for path, _ in jax.tree.leaves_with_path(dict(wanted))}
   if not known.issuperset(places.values()) or any(hasattr(leaf, 'detach') for leaf in leaves.values()):
