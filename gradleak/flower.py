@@ -240,7 +240,7 @@ def update_of(exchange: Exchange, model: Model) -> Tree:
   layout = _layout(model)
   if not exchange.returned:
     raise errors.UsageError('no weights left the client: under secure aggregation, or by its own choice')
-  before, after = (_named(arrays, model) for arrays in (exchange.sent, exchange.returned))
+  before, after = (_named(exchange.sent, model), _named(exchange.returned, model, returned=True))
   moved = {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in before}
   return jax.tree.map(lambda x: np.asarray(x, np.float32), layout.variables(moved)['params'])
 
@@ -263,21 +263,29 @@ def _layout(model: Model) -> Any:
   return model.layout
 
 
-def _named(arrays: Mapping[str, np.ndarray], model: Model) -> dict[str, np.ndarray]:
-  """Returns arrays by the names of the state dict; those named 0, 1, … are in its order."""
+def _named(arrays: Mapping[str, np.ndarray], model: Model, returned: bool = False) -> dict[str, np.ndarray]:
+  """Returns arrays by the names of the state dict; those named 0, 1, … are in its order.
+
+  Tied arrays that are sent are equal. A client may have changed each that it returns, as by noise, and one is read.
+  """
   layout = _layout(model)
   entries = {entry.name: entry for entry in layout.entries}
   names = layout.named()
-  if list(arrays) == [str(number) for number in range(len(names))]:
-    arrays = dict(zip(names, arrays.values(), strict=True))
-  arrays = layout.untied(without_prefixes(arrays, names))
+  for every in (names, {name: entry for name, entry in names.items() if name == entry.name}):
+    if list(arrays) == [str(number) for number in range(len(every))]:
+      arrays = dict(zip(every, arrays.values(), strict=True))
+  arrays = without_prefixes(arrays, names)
+  if returned:
+    arrays = {first: arrays[name] for name, first in layout.tied if name in arrays} | dict(arrays)
+  else:
+    arrays = layout.untied(arrays)
   for name, entry in entries.items():
     found = arrays.get(name)
     if found is None or found.shape != entry.shape:
       what = 'is missing' if found is None else f'has shape {found.shape}'
       raise errors.UsageError(
         f'the arrays are not the state dict of {model.name!r}: {name!r} {what}, expected shape {entry.shape}; there '
-        f'are {len(arrays)} arrays, and {len(entries)} in the state dict'
+        f'are {len(arrays)} arrays, and {len(names)} in the state dict'
       )
   return {name: np.asarray(arrays[name]) for name in entries}
 

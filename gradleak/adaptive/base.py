@@ -545,11 +545,14 @@ def adaptive_to(maker: Callable) -> Callable[[Callable], Callable]:
 
   def decorate(function: Callable[[Case], Iterable[AdaptiveAttack]]) -> Callable[[Case], Iterable[AdaptiveAttack]]:
     known = SPECIAL.setdefault(maker.__wrapped__, [])  # type: ignore[attr-defined]
-    names = function.__module__, function.__qualname__
-    known[:] = [one for one in known if (one.__module__, one.__qualname__) != names] + [function]
+    known[:] = [one for one in known if '<lambda>' in _named(one) or _named(one) != _named(function)] + [function]
     return function
 
   return decorate
+
+
+def _named(function: Callable) -> str:
+  return f'{function.__module__} {function.__qualname__}' if hasattr(function, '__qualname__') else repr(function)
 
 
 def adaptive_attacks(
@@ -571,7 +574,7 @@ def adaptive_attacks(
   if 'noise' in reads and not attack(context.client).noise(shape, context.variables):
     reads -= {'noise'}
   known = Known(bound, context, num_samples, rounds if bound.varies else 1, reads)
-  once = dataclasses.replace(known, rounds=1) if bound.in_turn else known  # one round is simulated, and not several
+  once = dataclasses.replace(known, rounds=1) if bound.held else known  # one round is simulated, and not several
   simulated = _imitated(once) or [_simulated(once)]
   several = known.adaptive(), _agreed(known), _last(known)
   found = [*several, _prior(known), _weighted(known), *simulated, _combined(known)]
@@ -724,7 +727,9 @@ def _shown(known: Known) -> AdaptiveAttack | None:
   The simulated update is clipped to the norm of the observed one, or to the known clip of another stage where that is
   smaller. At the truth it has that norm or a larger one, whether the client clips or not.
   """
-  if all(map(_stated, known.defense.at('step', 'upload'))):
+  stages = known.defense.at('step', 'upload')
+  unknown = [stage for stage in stages if not _stated(stage)]
+  if not any(stage.foreign for stage in unknown) and len(unknown) < max(1, len(stages)):
     return None
 
   def views(upload: Upload) -> list[View]:

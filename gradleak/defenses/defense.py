@@ -549,6 +549,7 @@ class Bound:
     gradients: that its stages compute of each sample, see `Traits`.
     frozen, unshared: the paths of the parameters that a step does not move, and that an upload does not hold.
     keeps: whether a user's own stage of the upload has a state, beside its masks, from one upload to the next.
+    holds: whether that state depends on what was sent before, and not only on how often.
   """
 
   defense: Defense
@@ -557,11 +558,17 @@ class Bound:
   frozen: frozenset[tuple[str, ...]] = frozenset()
   unshared: frozenset[tuple[str, ...]] = frozenset()
   keeps: bool = False
+  holds: bool = False
 
   @property
   def in_turn(self) -> bool:
     """Whether an upload depends on those that the client sent before."""
     return self.keeps or self.defense.accumulates
+
+  @property
+  def held(self) -> bool:
+    """Whether an upload depends on the updates behind those that the client sent before."""
+    return self.holds or self.defense.accumulates
 
   @property
   def varies(self) -> bool:
@@ -649,18 +656,21 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     context.unshared,
   )
   bound.client(context.client)  # so that a factory's errors are raised here, and not while tracing
-  return dataclasses.replace(bound, keeps=_keeps(bound, context.variables['params']))
+  keeps, holds = _remembered(bound, context.variables)
+  return dataclasses.replace(bound, keeps=keeps, holds=holds)
 
 
-def _keeps(bound: Bound, params: Tree) -> bool:
-  """Returns whether a user's own stage of the upload has a state with more than masks."""
+def _remembered(bound: Bound, variables: Mapping | None) -> tuple[bool, bool]:
+  """Returns `keeps` and `holds` of a bound defense."""
+  keeps = holds = False
+  params = (variables or {}).get('params', {})
   for stage, given in zip(bound.defense.stages, bound.arguments, strict=True):
     if stage.foreign and stage.traits.place == 'upload' and not is_idle(stage):
-      state = jax.eval_shape(stage.build(stage.numbers, *given).init, params)
-      masks = [found for _, found in optax.tree.get_all_with_path(state, 'mask')]
-      if len(jax.tree.leaves(state)) > len(jax.tree.leaves(masks)):
-        return True
-  return False
+      made = optax.with_extra_args_support(stage.build(stage.numbers, *given))
+      state = jax.eval_shape(made.init, params)
+      if foreign.without_masks(state):
+        keeps, holds = True, holds or foreign.holds(made, params, state)
+  return keeps, holds
 
 
 def as_defense(entry: Any) -> Defense:

@@ -123,6 +123,26 @@ def _check(name: str, given: Tree, returned: Tree) -> None:
       )
 
 
+def without_masks(state: Tree) -> list:
+  """Returns the leaves of a state without those of its masks, which say what was sent."""
+  masks = {id(leaf) for _, mask in optax.tree.get_all_with_path(state, 'mask') for leaf in jax.tree.leaves(mask)}
+  return [leaf for leaf in jax.tree.leaves(state) if id(leaf) not in masks]
+
+
+def holds(transformation: optax.GradientTransformationExtraArgs, params: Tree, state: Tree) -> bool:
+  """Returns whether the next state, but for masks, is computed from the updates, as far as that can be traced."""
+
+  def after(updates: Tree, params: Tree, state: Tree) -> list:
+    return without_masks(transformation.update(updates, state, params, key=jax.random.key(0))[1])
+
+  try:
+    traced = jax.make_jaxpr(after)(params, params, state).jaxpr
+  except Exception:  # it may need what only a client hands to it
+    return False
+  number = len(jax.tree.leaves(params))
+  return any(_reached(traced, [i < number for i in range(len(traced.invars))]))
+
+
 def _depends(function: Callable, key: jax.Array) -> bool:
   """Returns whether an output is computed from the key; one that a chain splits for stages that ignore it is not."""
   traced = jax.make_jaxpr(function)(key).jaxpr

@@ -310,7 +310,8 @@ def _client(
         f'with {num_classes}'
       )
     bare = client.undefended()
-    defended = [name for name in ('step', 'upload', 'transform') if getattr(client, name) != getattr(bare, name)]
+    own = {name: getattr(client, name) for name in ('step', 'upload', 'transform')}
+    defended = [name for name, given in own.items() if given != getattr(bare, name) and getattr(given, 'stages', True)]
     if defended:
       raise errors.UsageError(
         f'the client has a defense of its own ({", ".join(defended)}), and the client of a scenario has none: give it '

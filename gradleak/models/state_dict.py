@@ -82,7 +82,7 @@ class Layout(NamedTuple):
     """
     found = dict(arrays)
     for name, first in self.tied:
-      if name in found and not np.array_equal(found[name], found.setdefault(first, found[name])):
+      if name in found and not np.array_equal(found[name], found.setdefault(first, found[name]), equal_nan=True):
         raise errors.UsageError(f'{name} and {first} are one tensor of the network, and their values differ')
       found.pop(name, None)
     return found

@@ -460,7 +460,7 @@ class _Run:
     The noise of a control run is cut to the entries that its trial sent. Where the update decides which are sent, it is
     cut to as many of its own largest ones.
     """
-    several = (self.random or bound.defense.random) and not bound.in_turn  # a candidate holds nothing
+    several = (self.random or bound.defense.random) and not bound.held  # a candidate holds nothing
     audited = AuditSettings(batch_size=self.given.batch_size, rounds=self.given.rounds if several else 1)
     group = Group(
       self.streams, self.scenario, None, (), (Labelled(label, bound),), self.num_trials, audited, dict

@@ -54,6 +54,16 @@ def remembered(stddev):
   return optax.GradientTransformationExtraArgs(init, update)
 
 
+def seeded(stddev):
+  """Draws its noise from a seed that is the same for all clients, anew in each upload."""
+
+  def update(updates, key, params=None):
+    key, one = jax.random.split(key)
+    return jax.tree.map(lambda x, n: x + stddev * n, updates, optax.tree.random_like(one, updates)), key
+
+  return optax.GradientTransformation(lambda params: jax.random.key(3), update)
+
+
 def deaf():
   """Is given a key, and draws from another one."""
 
@@ -72,9 +82,10 @@ def deaf():
     (gl.defenses.wrap(sign(), place='upload', label='sign'), flags.MASKED, 'at most 1 sizes'),
     (gl.defenses.wrap(frozen(0.1), place='upload', label='frozen', random=True), flags.FROZEN, 'the same noise'),
     (gl.defenses.wrap(remembered(0.1), 'upload', label='kept', random=True), flags.FROZEN, 'the same noise'),
+    (gl.defenses.wrap(seeded(0.1), place='upload', label='seeded'), flags.FROZEN, 'the same noise'),
     (gl.defenses.wrap(deaf(), place='upload', label='deaf', random=True), flags.FROZEN, 'another key gives the same'),
   ],
-  ids=['quantised sign', 'noise frozen in state', 'noise kept in state', 'key not used'],
+  ids=['quantised sign', 'noise frozen in state', 'noise kept in state', 'seed of all clients', 'key not used'],
 )
 def test_uploads_give_a_mask_away(scenario, defense, flag, words):
   found = flags.of_uploads(jax.random.key(1), scenario, defense, 1)

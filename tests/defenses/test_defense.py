@@ -344,6 +344,29 @@ def test_a_function_on_the_samples_that_is_declared_random_gets_a_key_and_weight
     client.transformed(None, images, labels, jnp.ones(2))
 
 
+def counted():
+  """Halves the update as often as it was called."""
+
+  def update(updates, count, params=None):
+    return jax.tree.map(lambda x: x * jnp.exp2(-count.astype(x.dtype)), updates), count + 1
+
+  return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+@pytest.mark.parametrize(
+  ('transformation', 'keeps', 'holds'),
+  [
+    (optax.scale(0.5), False, False),
+    (counted(), True, False),
+    (optax.trace(0.9), True, True),
+    (optax.chain(counted(), optax.trace(0.9)), True, True),
+  ],
+)
+def test_a_state_holds_updates_or_only_counts_them(context, transformation, keeps, holds):
+  bound = defenses.bind(defenses.wrap(transformation, 'upload'), context)
+  assert (bound.keeps, bound.holds, bound.held) == (keeps, holds, holds)
+
+
 def test_a_key_that_members_ignore_is_no_randomness(context, small_images):
   """A chain splits the key for each stage, whether it draws or not; so may a function that is compiled by itself."""
   images, labels = (x[:1] for x in small_images)

@@ -283,6 +283,12 @@ def test_tied_weights_stand_where_the_state_dict_has_them():
   jax.tree.map(np.testing.assert_array_equal, found, dict(variables))
   with pytest.raises(errors.UsageError, match=r'b\.weight and a\.weight are one tensor'):
     flower.weights_of(flower.Exchange({**sent, '1': sent['2']}, {}, {}), model)
+  for given in (
+    {name: np.full_like(value, np.nan) for name, value in sent.items()},
+    {**sent, '1': sent['1'] + 1},  # a mod adds noise to each array
+    {str(i): value.detach().numpy() for i, value in enumerate(module.parameters())},
+  ):
+    flower.update_of(flower.Exchange(sent, given, {}), model)
 
 
 def test_clients_that_are_not_understood_are_refused(network, tmp_path):

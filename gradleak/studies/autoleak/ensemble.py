@@ -29,7 +29,7 @@ def repeats(bound: Bound, context: Context, batch_size: int, drawn: bool = False
 def redraws(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
   """Returns why a ranking reads one upload; '' where it reads several, of a random client or defense."""
   del context, batch_size
-  if bound.in_turn:
+  if bound.held:
     return 'a ranking does not simulate what it held back in earlier rounds'
   return '' if drawn or bound.defense.random else 'a ranking reads several uploads only where they are drawn anew'
 

@@ -32,8 +32,8 @@ UNAVERAGED = 'randomness not averaged'
 def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size: int) -> list[str]:
   """Returns what two uploads of a client with a defense give away about it, sentences that begin with the flag.
 
-  Both are computed anew with different keys, of the first private batch and of the second one, if there is one. The
-  second is sent in the state that a user's own defense has after the first.
+  Both are computed anew with different keys, of the first private batch and of the second one, if there is one. Where a
+  user's own defense has a state, the second is sent by another client, and by the same in the state after the first.
 
   Args:
     key: of this look.
@@ -54,21 +54,22 @@ def of_uploads(key: jax.Array, scenario: Scenario, defense: Defense, batch_size:
     return jax.device_get(_sent(client, one, scenario.variables, *samples, before))
 
   first, state = sent(defended, keys[0], batches[0])
-  uploads = [first, sent(defended, keys[1], batches[1], state if bound.keeps else None)[0]]
+  others = [sent(defended, keys[1], batches[1], before)[0] for before in (None, *([state] if bound.keeps else ()))]
   undefended = [sent(bare, one, batch)[0] for one, batch in zip(keys, batches, strict=True)]
   found = []
-  sizes = _sizes(uploads[0])
+  sizes = _sizes(first)
   if sizes and max(sizes) <= LEVELS and not max(_sizes(undefended[0]), default=0) <= LEVELS:
     found.append(
       f'{MASKED}: the entries of each tensor have at most {max(sizes)} sizes, so that attacks that match directions or '
       'sizes start from little; one with many restarts may still succeed'
     )
-  added = [_flat(upload) - _flat(before) for upload, before in zip(uploads, undefended, strict=True)]
-  if _alike(*added) and not _alike(*(_flat(before) for before in undefended)):
+  added = _flat(first) - _flat(undefended[0])
+  alike = any(_alike(added, _flat(other) - _flat(undefended[1])) for other in others)
+  if alike and not _alike(*(_flat(before) for before in undefended)):
     found.append(f'{FROZEN}: two uploads bear the same noise, which whoever knows it subtracts')
   again, _ = sent(defended, keys[1], batches[0])
-  same = np.array_equal(_flat(again), _flat(uploads[0]))
-  altered = (_flat(uploads[0]) != 0) & ~np.isclose(_flat(uploads[0]), _flat(undefended[0]), rtol=1e-4)
+  same = np.array_equal(_flat(again), _flat(first))
+  altered = (_flat(first) != 0) & ~np.isclose(_flat(first), _flat(undefended[0]), rtol=1e-4)
   if defense.random and same and altered.any():  # what only drops entries may choose them without chance
     found.append(f'{FROZEN}: it is called random, but another key gives the same upload of the same samples')
   return found

@@ -361,7 +361,7 @@ def _probed(
   variables = _probe_init(jax.random.key(0), (size, 1, 1))
   if bare.share == 'delta' and not _reaches(bare, variables, samples, bound, bool(defense.at('step'))):
     bare = dataclasses.replace(bare, optimizer=_PLAIN)
-  with _naming_layers(defense):
+  with _naming_layers(scenario, defense):
     try:
       client = bind(defense, Context(bare, variables, (size, 1, 1))).client(bare)
     except errors.UsageError as error:
@@ -373,13 +373,16 @@ def _probed(
 
 
 @contextlib.contextmanager
-def _naming_layers(defense: Defense) -> Iterator[None]:
-  """Raises `UsageError` for what a user's own stage raises that looks for layers, or else, of the scenario's model."""
+def _naming_layers(scenario: Scenario, defense: Defense) -> Iterator[None]:
+  """Raises `UsageError` for what a user's own stage raises that it does not raise on the scenario's model."""
   try:
     yield
   except Exception as error:
     if isinstance(error, errors.UsageError) or not _foreign(defense):
       raise
+    one = scenario.samples[:1], scenario.targets[:1]
+    client = bind(defense, scenario.context).client(scenario.client)
+    jax.eval_shape(client.local_update, jax.random.key(0), scenario.variables, *one)  # raises what is no such layer
     raise errors.UsageError(
       f"the defense {defense} needs what the canary's model does not have: choose neighbours='own' "
       f'({type(error).__name__}: {error})'
