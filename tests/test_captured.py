@@ -466,6 +466,14 @@ def test_a_closed_form_without_labels_is_compared_where_the_bias_is_missing(dens
     assert moved.targets[0] != 0 and one.mismatch < 1e-6
 
 
+@pytest.mark.long
+def test_labels_of_an_update_of_adapters_are_optimised():
+  digits = gl.data.load('digits', limit=1)
+  case = Case(gl.models.create('lenet(width=4)+lora(rank=2)', 10), digits.samples, digits.targets)
+  (one,) = case.attack(case.update(), attacks=[gl.attacks.csdlg(steps=2)], sample_shape=(8, 8, 1)).inversions
+  assert one.labels.shape == (1,) and np.isfinite(one.mismatch)
+
+
 @pytest.mark.parametrize('dense_layers', [1, 2])
 def test_pytorchs_layout_of_a_model_that_lists_no_layers(dense_layers, tmp_path):
   """Names whose order is not that of the layers: what each dense layer takes is read from the network."""

@@ -31,6 +31,7 @@ from gradleak.federated import Upload
 from gradleak.federated.scenario import Scenario
 from gradleak.federated.targets import CLASSES, SAMPLES
 from gradleak.modalities import Modality
+from gradleak.models import lora
 from gradleak.studies.captured import truth
 
 SHOWN_CONTROLS = 3  # control runs whose pictures are kept
@@ -309,10 +310,15 @@ def _mismatches(
 
 
 def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
-  """Returns how labels are inferred where the bias of the classifying layer is missing or zero; '' for any other."""
+  """Returns how labels are inferred where the bias of the classifying layer is missing or zero; '' for any other.
+
+  Adapters (`models.lora`) tell no label.
+  """
   client = scenario.client
   if client.loss.targets is not CLASSES:
     return ''
+  if lora.BASE in scenario.variables:
+    return 'optimised'
   try:
     kernel, bias = label_rules.last_layer(client.model, update, scenario.samples.shape[1:], client.num_classes)
   except errors.UsageError:  # the model has no such layer
