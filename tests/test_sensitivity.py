@@ -172,6 +172,8 @@ def test_assumptions_are_skipped_for_a_reason():
     client, gl.attacks.csdlg(), gl.SensitivitySettings(), defense=noise, public=(), batch_norm=True
   )  # fmt: skip
   assert not [one.name for one in several if one.skipped]
+  adapted = assumptions(client, gl.attacks.csdlg(), given, adapters=True)
+  assert 'no rule reads labels from adapters' in [one.skipped for one in adapted if one.name == 'labels']
   assert '6 steps in all' in several[4].production and 'precision=bfloat16' in several[7].production
 
 

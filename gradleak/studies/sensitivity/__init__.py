@@ -30,6 +30,7 @@ from gradleak.engine.progress import rounds as reporter
 from gradleak.federated import ClientSettings, simulation, training
 from gradleak.federated.scenario import Scenario
 from gradleak.modalities import IMAGES, Modality
+from gradleak.models import lora
 from gradleak.studies.sensitivity.assumptions import (
   LABORATORY,
   LOCAL,
@@ -124,6 +125,7 @@ def sensitivity(
       batch_norm=bool(scenario.variables.get('batch_stats')),
       given=not scenario.drawn,
       modality=scenario.client.modality,
+      adapters=lora.BASE in scenario.variables,
     )
   check_assumptions(chosen)
   local = dataclasses.replace(LOCAL, loss=local.loss)

@@ -95,6 +95,7 @@ def assumptions(
   batch_norm: bool = False,
   given: bool = False,
   modality: Modality = IMAGES,
+  adapters: bool = False,
 ) -> list[Assumption]:
   """Returns the assumptions of published attacks, in the order in which they are dropped.
 
@@ -108,9 +109,11 @@ def assumptions(
     batch_norm: whether the model has BatchNorm.
     given: whether the weights of production were given.
     modality: what the samples are; attacks on images alone were published with weights that are drawn so widely.
+    adapters: whether the client trains adapters (`models.lora`), of which no rule reads a label.
   """
   probe = client.client(PROBE, num_classes)
-  rule = 'the samples give their own targets' if probe.loss.own else ''
+  rule = 'no rule reads labels from adapters' if adapters else ''
+  rule = 'the samples give their own targets' if probe.loss.own else rule
   rule = 'the attack needs no labels' if unlabelled(attack, client, num_classes, modality) else rule
   model = _of_model(attack, settings, rule, _untrainable(public, given, modality), given, modality)
   size = min(probe.batch_size or settings.batch_size, settings.batch_size)  # as in every setting
