@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -250,8 +251,14 @@ def fitted(text: str, victim: Victim, data: Data, key: jax.Array) -> Callable[[j
   images, _ = data.auxiliary
   made = _decoder(text).factory(images.shape[1:], **_decoder(text).settings)
   inputs = jax.jit(functools.partial(decoder.dense_inputs, victim.client.model))(victim.variables, images)
-  weights = made.fit(key, decoder.feature_maps(inputs, CHANNELS), images)
-  return lambda inputs: made.decode(weights, decoder.feature_maps(inputs, CHANNELS))
+  weights = made.fit(key, feature_maps(inputs), images)
+  return lambda inputs: made.decode(weights, feature_maps(inputs))
+
+
+def feature_maps(inputs: jax.Array) -> jax.Array:
+  """Returns inputs of the first dense layer, [M, in], as the square maps that were flattened, [M, side, side, 32]."""
+  side = math.isqrt(inputs.shape[-1] // CHANNELS)
+  return inputs.reshape(-1, side, side, CHANNELS)
 
 
 def _decoder(text: str) -> Method:

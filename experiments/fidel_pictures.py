@@ -16,7 +16,7 @@ from experiments.fidel import Data, Victim
 from experiments.panels import Panel, sheet, stretched
 from experiments.rehearsal import Ledger
 from experiments.study import say
-from gradleak.attacks import decoder, dense
+from gradleak.attacks import dense
 from gradleak.core import locks, statistics, trees
 from gradleak.core.storage import write_atomically
 from gradleak.metrics import pearson, revealed
@@ -178,7 +178,7 @@ def strongest(victim: Victim, images: jax.Array, labels: jax.Array) -> jax.Array
 
 def channels(inputs: jax.Array) -> jax.Array:
   """Returns the first 24 feature maps of a neuron's reconstruction [in], as images in [0, 1]."""
-  return stretched(jnp.moveaxis(decoder.feature_maps(inputs, fidel.CHANNELS)[0], -1, 0)[:24, ..., None])
+  return stretched(jnp.moveaxis(fidel.feature_maps(inputs)[0], -1, 0)[:24, ..., None])
 
 
 def nearest(title: str, sent: Sent, shown: Callable[[Any], Any]) -> Panel:

@@ -97,7 +97,7 @@ def _check_flags():
     '--all or --experiment, without --dry_run': (*shares, 'seed') if _GIVEN.dry_run or shown else (),
     '--experiment, whose runs they share, or to --cluster': shares[1:] if of == ['all'] and not _GIVEN.cluster else (),
     '--experiment, whose run is then not stored': _WEIGHTS if of != ['experiment'] or _GIVEN.dry_run else (),
-    '--lpips_weights': ('lpips_backbone',) if _GIVEN.lpips_weights is None else (),
+    '--lpips_weights': ('lpips_backbone',) if _GIVEN.lpips_weights is _GIVEN.lpips_heads is None else (),
     '--all or --experiment': ('dry_run', 'data_dir', 'workdir') if shown else (),
   }
   for what, names in wanted.items():
