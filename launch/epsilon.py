@@ -66,8 +66,8 @@ def _read():
   """Returns the private samples: the first ones, or all where there are fewer and --limit is not given."""
   try:
     return _GIVEN.read(_GIVEN.split)
-  except errors.UsageError as error:
-    if _GIVEN.present('limit') or 'are asked for' not in str(error):
+  except errors.SizeError:
+    if _GIVEN.present('limit'):
       raise
   return _GIVEN.read(_GIVEN.split, limit=None)
 

@@ -29,6 +29,10 @@ class FolderError(UsageError):
   """A folder or a file that is in use, damaged or of another run: no method is to blame."""
 
 
+class SizeError(UsageError):
+  """More samples are asked for than a split has."""
+
+
 class DeviceError(RuntimeError):
   """A device failed or has too little memory; the message says when, and how to continue.
 
@@ -112,6 +116,12 @@ def check_number(
   if (integer and not _is_integer(value)) or (finite and math.isinf(number)):
     raise UsageError(f'{name} is {shown(value)}, expected {expected}')
   return value
+
+
+def check_limit(limit: int | None, size: int, noun: str, split: str, name: str) -> None:
+  """Raises `SizeError` where more samples, called by their noun, are asked for than the split of a dataset has."""
+  if limit is not None and limit > size:
+    raise SizeError(f'{limit} {noun} are asked for, but the split {split!r} of {name} has {size}')
 
 
 def check_key(name: str, key: Any, *, traced: bool = True) -> Any:

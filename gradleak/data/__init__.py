@@ -144,8 +144,7 @@ def load(
     source = _open(name, split, data_dir)
     if not source.size:
       raise errors.UsageError(f'the split {split!r} of {name} has no images')
-    if limit is not None and limit > source.size:
-      raise errors.UsageError(f'{limit} images are asked for, but the split {split!r} of {name} has {source.size}')
+    errors.check_limit(limit, source.size, 'images', split, name)
     pixels, labels = _read(source, source.size if limit is None else limit, image_size, channels, largest_pixel)
   except OSError as error:
     raise errors.UsageError(f'cannot read the dataset {name}: {error}') from error
@@ -268,8 +267,7 @@ def _table(name: str, split: str, schema: str | Mapping | None = None) -> table_
 
 def _first(name: str, split: str, made: table_files.Table, limit: int | None) -> Dataset:
   """Returns the first rows of a table as a `Dataset`."""
-  if limit is not None and limit > len(made.rows):
-    raise errors.UsageError(f'{limit} rows are asked for, but the split {split!r} of {name} has {len(made.rows)}')
+  errors.check_limit(limit, len(made.rows), 'rows', split, name)
   settings = {'modality': 'table', 'schema': made.schema.to_json(), **({'label': made.label} if made.label else {})}
   return Dataset(name, split, made.rows[:limit], made.labels[:limit], made.class_names, made.notes, settings)
 

@@ -231,8 +231,7 @@ def tokens(
     UsageError: for a limit beyond the data, a text without tokens, and what `read` and `tokeniser` raise for.
   """
   found = read(name, split)
-  if limit is not None and limit > found.size:
-    raise errors.UsageError(f'{limit} texts are asked for, but the split {split!r} of {name} has {found.size}')
+  errors.check_limit(limit, found.size, 'texts', split, name)
   made = tokeniser(name, given)
   count, length = found.size if limit is None else limit, length or _LENGTHS[made.kind]
   texts = found.first(count)
