@@ -271,7 +271,7 @@ def _named(arrays: Mapping[str, np.ndarray], model: Model, returned: bool = Fals
   layout = _layout(model)
   entries = {entry.name: entry for entry in layout.entries}
   names = layout.named()
-  for every in (names, {name: entry for name, entry in names.items() if name == entry.name}):
+  for every in (names, layout.named(tied=False)):
     if list(arrays) == [str(number) for number in range(len(every))]:
       arrays = dict(zip(every, arrays.values(), strict=True))
   arrays = without_prefixes(arrays, names)

@@ -729,7 +729,7 @@ def _shown(known: Known) -> AdaptiveAttack | None:
   """
   stages = known.defense.at('step', 'upload')
   unknown = [stage for stage in stages if not _stated(stage)]
-  if not any(stage.foreign for stage in unknown) and len(unknown) < max(1, len(stages)):
+  if not unknown or (len(unknown) < len(stages) and not any(stage.foreign for stage in unknown)):
     return None
 
   def views(upload: Upload) -> list[View]:

@@ -117,12 +117,8 @@ def sees_once(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bia
       sample = jax.random.randint(keys[0], (1, *shape), 0, model.vocabulary or 2, model.dtype)
 
     @jax.jit
-    def gradients(variables: Mapping, sample: jax.Array) -> tuple[np.ndarray, ...]:
-      def loss(params: Tree) -> jax.Array:
-        outputs, _ = model.apply({**variables, 'params': params}, sample, False, None)
-        return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
-
-      gradient = jax.grad(loss)(variables['params'])
+    def gradients(variables: Mapping, sample: jax.Array) -> tuple[jax.Array, ...]:
+      gradient = _of_a_random_loss(model, keys[1], variables, sample)
       return trees.get(gradient, kernel), trees.get(gradient, bias)
 
     given = model.init(keys[2], shape), sample
@@ -130,6 +126,16 @@ def sees_once(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bia
     near = tolerance(gradients, *given)
   expected = np.outer(weight @ share, share) / max(share @ share, 1e-300)
   return bool(np.linalg.norm(weight - expected) <= near * np.linalg.norm(weight))
+
+
+def _of_a_random_loss(model: Model, key: jax.Array, variables: Mapping, samples: jax.Array) -> Tree:
+  """Returns the gradient of the sum of a network's outputs, each with a random weight."""
+
+  def loss(params: Tree) -> jax.Array:
+    outputs, _ = model.apply({**variables, 'params': params}, samples, False, None)
+    return jnp.sum(outputs * jax.random.normal(key, outputs.shape, outputs.dtype))
+
+  return jax.grad(loss)(variables['params'])
 
 
 def check_sees_once(model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]) -> None:
@@ -160,11 +166,7 @@ def probed(model: Model, shape: tuple[int, ...], read: Callable[[Tree], jax.Arra
 
     @jax.jit
     def seen_by(variables: Mapping, sample: jax.Array) -> jax.Array:
-      def loss(params: Tree) -> jax.Array:
-        outputs, _ = model.apply({**variables, 'params': params}, sample[None], False, None)
-        return jnp.sum(outputs * jax.random.normal(keys[1], outputs.shape, outputs.dtype))
-
-      return read(jax.grad(loss)(variables['params'])).reshape(-1)
+      return read(_of_a_random_loss(model, keys[1], variables, sample[None])).reshape(-1)
 
     chosen, probe, alive = jax.random.bernoulli(keys[2], 0.5, shape), jax.random.uniform(keys[3], shape), []
     silent = True

@@ -68,11 +68,11 @@ class Layout(NamedTuple):
   tied: tuple[tuple[str, str], ...] = ()
   names: tuple[str, ...] = ()
 
-  def named(self) -> dict[str, Entry]:
-    """Returns the entry of each name in the `state_dict`, in its order; tied names have one entry."""
+  def named(self, tied: bool = True) -> dict[str, Entry]:
+    """Returns the entry of each name in the `state_dict`, in its order; tied names have one entry, or are left out."""
     entries = {entry.name: entry for entry in self.entries}
     entries |= {name: entries[first] for name, first in self.tied if first in entries}
-    return {name: entries[name] for name in self.names or entries}
+    return {name: entries[name] for name in self.names or entries if tied or entries[name].name == name}
 
   def untied(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns arrays by their names in the `state_dict`, each tensor once.

@@ -133,9 +133,8 @@ def in_layout(what: str, entries: Mapping[str, np.ndarray], layout: Layout) -> d
   """
   arrays = [entries[f'arr_{i}'] for i in range(len(entries))]
   every = layout.named()
-  once = {name: entry for name, entry in every.items() if name == entry.name}
   for kinds in (('params', 'batch_stats', 'buffers'), ('params', 'batch_stats'), ('params',)):
-    for names in (every, once):
+    for names in (every, layout.named(tied=False)):
       chosen = {name: entry.shape for name, entry in names.items() if entry.path[0] in kinds}
       if list(chosen.values()) == [x.shape for x in arrays]:
         return dict(zip(chosen, arrays, strict=True))
