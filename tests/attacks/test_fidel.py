@@ -381,13 +381,19 @@ def test_a_layer_without_a_bias_is_not_passed_over_in_silence():
 
 @pytest.mark.parametrize(
   ('shape', 'bias', 'maps'),
-  [((8, 8, 1), True, (4, 4, 8)), ((8, 8, 1), False, (4, 4, 8)), ((8, 18, 1), True, (4, 9, 8))],
+  [
+    ((8, 8, 1), True, (4, 4, 8)),
+    ((8, 8, 1), False, (4, 4, 8)),
+    ((8, 18, 1), True, (4, 9, 8)),
+    ((8, 8, 1), True, (1, 1, 8)),
+  ],
 )
 def test_maps_are_those_of_the_last_convolution_before_a_dense_layer_with_a_norm(shape, bias, maps):
   class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
       x = nn.relu(nn.Conv(8, (3, 3), strides=2, use_bias=bias)(nn.relu(nn.Conv(2, (3, 3))(x))))
+      x = x.mean(axis=(1, 2)) if maps[0] == 1 else x
       x = nn.LayerNorm()(nn.Dense(64)(x.reshape(len(x), -1)))
       return nn.Dense(4)(nn.relu(x))
 
