@@ -5,12 +5,14 @@ import json
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import gradleak as gl
 from gradleak import report
+from gradleak.core.promotion import promoting
 from gradleak.defenses import chain, compensation, graddefense, server_dp, topk
 from gradleak.federated import training
 from gradleak.studies import frontier
@@ -180,6 +182,18 @@ def test_attacks_before_the_first_round_are_added_to_trainings(call, monkeypatch
   assert added.trained['none'].rows == without.trained['none'].rows
 
 
+@pytest.mark.parametrize('tau', [1e-3, 1e-8])
+def test_the_server_takes_its_rate_momentum_and_tau(tau):
+  given = frontier.FrontierSettings(server='adam', server_learning_rate=0.01, server_tau=tau)
+  server, gradient = promoting(frontier.SERVERS['adam'](given)), jnp.full(3, 1e-5)
+  step = server.update(gradient, server.init(gradient))[0]
+  np.testing.assert_allclose(step, -0.01 * 1e-5 / (1e-5 + tau), rtol=1e-4)  # the first step, with its bias corrected
+  given = frontier.FrontierSettings(server_learning_rate=0.5, server_momentum=0.9)
+  server = promoting(frontier.SERVERS['sgd'](given))
+  _, state = server.update(gradient, server.init(gradient))
+  np.testing.assert_allclose(server.update(gradient, state)[0], -0.5 * 1.9 * gradient, rtol=1e-6)
+
+
 def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkeypatch, tmp_path):
   monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
 
@@ -200,7 +214,11 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
     ({'rouds': 3}, "unknown setting of gradleak.frontier: 'rouds'; did you mean 'rounds'"),
     ({'rounds': 0}, 'rounds is 0'),
     ({'server': 'adagrad'}, "unknown server 'adagrad'"),
-    ({'server': 'adam', 'server_momentum': 0.9}, r'server_momentum is 0\.9, and the server takes adam'),
+    (
+      {'server': 'adam', 'server_momentum': 0.9},
+      r'server_momentum is 0\.9, and the server takes adam: leave it at 0, or',
+    ),
+    ({'server_tau': 1e-8}, 'server_tau is 1e-08, and the server takes sgd: leave it at 0.001, or give server=adam'),
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
     ({'attacks': ()}, 'attack_every is 2, and there are no attacks'),

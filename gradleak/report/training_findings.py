@@ -93,6 +93,7 @@ def settings(config: Config) -> list[str]:
   if config.get('server'):
     weights = {'samples': ', weighted by samples', 'equal': ' with equal weights'}.get(config.get('weighting', ''), '')
     rate = part('server_learning_rate', ' with learning rate {:g}') + part('server_momentum', ' and momentum {:g}')
+    rate += part('server_tau', ' and τ {:g}') if config['server'] == 'adam' else ''
     made.append(said('training.server', server=config['server'], weights=weights, rate=rate))
   made += [said('training.noise', **config)] if config.get('server_noise') else []
   return made + ([said('training.budget', **config)] if config.get('budget') else [])

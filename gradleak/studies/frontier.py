@@ -42,10 +42,11 @@ from gradleak.federated.targets import CLASSES
 from gradleak.models.model import outputs_shape
 
 Samples = tuple[np.ndarray, np.ndarray]
-SERVERS: dict[str, Callable[[float, float], optax.GradientTransformation]] = {
-  'sgd': lambda rate, momentum: optax.sgd(rate, momentum or None),
-  'adam': lambda rate, momentum: optax.adam(rate, eps=1e-3),  # τ of Reddi et al. 2021
+SERVERS: dict[str, Callable[['FrontierSettings'], optax.GradientTransformation]] = {
+  'sgd': lambda given: optax.sgd(given.server_learning_rate, given.server_momentum or None),
+  'adam': lambda given: optax.adam(given.server_learning_rate, eps=given.server_tau),
 }
+_OF_ONE_SERVER = {'server_momentum': 'sgd', 'server_tau': 'adam'}
 WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
@@ -76,6 +77,13 @@ class FrontierSettings:
   server: str = setting('sgd', "The server's optimizer: sgd or adam (FedAdam).", **_SERVER, choices=tuple(SERVERS))
   server_learning_rate: float = setting(1.0, 'Its learning rate.', **_SERVER, low=1e-12, finite=True)
   server_momentum: float = setting(0.0, 'Its momentum, of sgd.', **_SERVER, low=0, high=1)
+  server_tau: float = setting(
+    1e-3,
+    'Its τ, of adam, beside the root of the second moment (Reddi et al. 2021): gradients below it move little.',
+    **_SERVER,
+    low=1e-12,
+    finite=True,
+  )
   server_noise: float = setting(
     0.0,
     "Noise multiplier of Geyer's mechanism at the server, which clips at the median norm.",
@@ -193,7 +201,7 @@ class Task:
       self.given.targets,
       self.partition,
       given.per_round,
-      server=SERVERS[given.server](given.server_learning_rate, given.server_momentum),
+      server=SERVERS[given.server](given),
       chain=bound.server(),
       weighting=given.weighting,
       server_noise=given.server_noise,
@@ -265,11 +273,13 @@ def frontier(
     'gradleak.frontier', changes, settings=(FrontierSettings, settings), execution=(Execution, execution)
   )
   check(given)
-  if given.server != 'sgd' and given.server_momentum:
-    raise errors.UsageError(
-      f'server_momentum is {given.server_momentum!r}, and the server takes {given.server}, which has its own: leave it '
-      'at 0'
-    )
+  usual = FrontierSettings()
+  for name, server in _OF_ONE_SERVER.items():
+    if given.server != server and (value := getattr(given, name)) != getattr(usual, name):
+      raise errors.UsageError(
+        f'{name} is {value!r}, and the server takes {given.server}: leave it at {getattr(usual, name):g}, or give '
+        f'server={server}'
+      )
   given = dataclasses.replace(given, evaluate_every=given.evaluate_every or max(1, given.rounds // MEASUREMENTS))
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')

@@ -67,6 +67,10 @@ def test_a_cost_is_that_of_what_its_label_means(trained):
       {'server': 'adam', 'server_learning_rate': 0.01, 'server_momentum': 0.0},
       ' to a server with adam of rate 0.01, all',
     ),
+    (
+      {'server': 'adam', 'server_learning_rate': 0.01, 'server_momentum': 0.0, 'server_tau': 1e-8},
+      ' to a server with adam of rate 0.01 and τ 1e-08, all',
+    ),
     ({'server': 'sgd', 'server_learning_rate': 0.5}, ' to a server with sgd of rate 0.5, all'),
     (
       {'server': 'sgd', 'server_learning_rate': 1.0, 'server_momentum': 0.9},

@@ -204,7 +204,8 @@ def _described(config: Mapping[str, Any]) -> str:
 
 def _served(config: Mapping[str, Any]) -> str:
   """Returns how the server steps, in words, where it does not add the mean update as it is."""
-  name, rate, momentum = (config.get(f'server{part}') for part in ('', '_learning_rate', '_momentum'))
+  name, rate, momentum, tau = (config.get(f'server{part}') for part in ('', '_learning_rate', '_momentum', '_tau'))
   if name in (None, 'sgd') and rate in (None, 1.0) and not momentum:
     return ''
-  return f' to a server with {name} of rate {rate:g}' + (f' and momentum {momentum:g}' if momentum else '')
+  more = (f' and momentum {momentum:g}' if momentum else '') + (f' and τ {tau:g}' if name == 'adam' and tau else '')
+  return f' to a server with {name} of rate {rate:g}' + more
