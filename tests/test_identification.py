@@ -162,9 +162,12 @@ ALIKE = (2, 3, 5, 8, 11, 12, 13, 14, 15, 16)  # which are assumed and run as ano
 
 @pytest.mark.parametrize(('defense', 'model'), [each[:2] for each in ASSUMED], ids=str)
 def test_what_is_assumed_follows_from_the_traits(scenario, defense, model):
-  given = likelihood.expected(bind(defense, scenario.context), scenario.context, 1)
+  bound = bind(defense, scenario.context)
+  given = likelihood.expected(bound, scenario.context, 1)
   assert given.model == model
-  assert given.stated == (model in ('noise', 'mixture'))
+  noises = [stage.traits.noise for stage in bound.sent.defense.stages if stage.traits.noise]
+  rounded = any(noise.distribution == 'triangular' for noise in noises)  # its density is another one
+  assert given.stated == (model in ('noise', 'mixture') and not rounded)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,9 @@ def test_an_upload_that_was_projected_names_its_sample(scenario):
     (D.outpost(), 4, False),
     (D.graddefense_step(stddev=1.0), 4, False),
     (D.graddefense(stddev=1.0), 4, True),  # of the delta
-    (D.dpsgd(norm=0.5, noise=0.01), 4, True),  # a sum of Gaussians
+    (D.dpsgd(norm=0.5, noise=0.01), 1, True),
+    (D.dpsgd(norm=0.5, noise=0.01), 4, False),  # the noise of a step is in the gradient of the next one
+    (D.secagg_rounding(levels=8.0), 1, False),  # of two levels
     (D.wrap(optax.identity(), 'step', noise=Noise(lambda *_: 0.1, distribution='laplace')), 4, False),
   ],
   ids=str,
@@ -424,6 +429,21 @@ def test_a_presence_test_accuses_as_often_as_it_says():
   few = {'likelihood': scores['likelihood'][:2, :50]}
   short = listed._replace(samples=np.zeros((50, 1)), labels=np.zeros(50, int), private=np.arange(2)[:, None])
   assert {row['present'] for row in identification._judged(few, short, facts, False)[0]} == {None}, 'too few pairs'
+
+
+@pytest.mark.parametrize('entries', [0, 5, 20, 100])
+def test_false_matches_are_counted_by_the_test_itself(entries):
+  """Scores that are equal, as patterns of few entries are, are no match; they were counted as false ones."""
+  rng, trials, number = np.random.default_rng(0), 40, 1000
+  listed = identification._List(np.zeros((number, 1)), np.zeros(number, int), np.arange(trials)[:, None], kinds=False)
+  scores = rng.binomial(entries, 0.05, (trials, number)).astype(float)
+  tests = identification._presence(scores, listed, identification._allowed(listed))
+  innocent = np.ones(scores.shape, bool)
+  innocent[np.arange(trials), np.arange(trials)] = False
+  calibrating, held = np.sort(scores[::2][innocent[::2]]), scores[1::2][innocent[1::2]]
+  above = len(calibrating) - np.searchsorted(calibrating, held, side='left')
+  assert tests.false == np.sum((1 + above) / (1 + len(calibrating)) <= identification.RATE)
+  assert stats.binomtest(tests.false, tests.pairs, identification.RATE, alternative='greater').pvalue > 1e-3
 
 
 def test_the_innocents_of_an_upload_do_not_calibrate_its_own_test():

@@ -130,9 +130,8 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     jax.tree.map(lambda p: variance, params) if isinstance(variance, float | int) else variance,
   )
   arguments = bound.arguments[bound.defense.stages.index(noisy[0])]
-  # Local steps draw other entries each, and their sum is Gaussian where they are. A batch has no posterior.
+  # The noise of one local step is in the weights of the next one. A batch has no posterior.
   summed = num_samples == 1 and known.trains(noisy[0]) and context.client.num_steps(1) > 1
-  changes = noise.distribution == 'laplace' or noise.fraction(noisy[0].settings) < 1
   return made._replace(
     model='noise' if fraction == 1 else 'mixture',
     variance=tree,
@@ -140,7 +139,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
     groups=None if noise.groups is None or fraction == 1 else noise.groups(arguments),
     laplace=noise.distribution == 'laplace',
     masked=made.masked or sends,
-    certain=not (summed and changes),
+    certain=not summed and noise.distribution in ('gaussian', 'laplace'),
   )
 
 

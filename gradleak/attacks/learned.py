@@ -290,22 +290,32 @@ def _advanced(
 
 
 def _moments(updates: Callable[[jax.Array], Tree], key: jax.Array, params: Tree, count: int) -> tuple[Tree, Tree]:
-  """Returns the mean of `count` updates, and `Inverse.scales`; 1 for a tensor that never changes."""
+  """Returns the mean of `count` updates, and `Inverse.scales`; 1 for a tensor that never changes.
 
-  def add(total: tuple, key: jax.Array) -> tuple[tuple, None]:
-    found = updates(key)
-    both = found, jax.tree.map(jnp.square, found)
-    return jax.tree.map(lambda t, u: t + jnp.sum(u, axis=0), total, both), None
+  Groups of updates are merged as Chan, Golub and LeVeque 1979 do: a mean may be large beside the deviation.
+  """
 
+  def add(total: tuple[Tree, Tree], step: tuple[jax.Array, jax.Array]) -> tuple[tuple[Tree, Tree], None]:
+    seen, key = step
+    found, share = updates(key), _TOGETHER / (seen + _TOGETHER)
+    here = jax.tree.map(lambda u: u[0] + jnp.mean(u - u[:1], axis=0), found)  # exact where nothing changes
+    apart = jax.tree.map(jnp.subtract, here, total[0])
+    spread = jax.tree.map(
+      lambda s, u, h, a: s + jnp.sum(jnp.square(u - h[jnp.newaxis]), axis=0) + seen * share * jnp.square(a),
+      total[1], found, here, apart,
+    )  # fmt: skip
+    return (jax.tree.map(lambda m, a: m + share * a, total[0], apart), spread), None
+
+  groups = count // _TOGETHER
+  seen = _TOGETHER * jnp.arange(groups, dtype=jnp.float32)
   zeros = trees.zeros_like(params)
-  total, _ = jax.lax.scan(add, (zeros, zeros), jax.random.split(key, count // _TOGETHER))
-  mean, squares = jax.tree.map(lambda x: x / count, total)
+  (mean, spread), _ = jax.lax.scan(add, (zeros, zeros), (seen, jax.random.split(key, groups)))
 
-  def scale(mean: jax.Array, square: jax.Array) -> jax.Array:
-    variance = jnp.mean(jnp.maximum(square - jnp.square(mean), 0))
+  def scale(spread: jax.Array) -> jax.Array:
+    variance = jnp.mean(spread) / count
     return jnp.where(variance > 0, jnp.sqrt(variance), 1.0)
 
-  return mean, jax.tree.map(scale, mean, squares)
+  return mean, jax.tree.map(scale, spread)
 
 
 def _learned(key: jax.Array, scenario: Any, settings: Mapping[str, Any], batch_size: int) -> Inverse:

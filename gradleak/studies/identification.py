@@ -765,4 +765,4 @@ def _presence(standard: np.ndarray, listed: _List, allowed: np.ndarray) -> _Test
     return _Tests(p_values, 0, 0, False)
   allowed_above = int(RATE * (1 + len(calibrating)))
   threshold = np.inf if allowed_above < 1 else np.sort(calibrating)[-allowed_above]
-  return _Tests(p_values, int(np.sum(held >= threshold)), len(held), allowed_above >= 1)
+  return _Tests(p_values, int(np.sum(held > threshold)), len(held), allowed_above >= 1)

@@ -85,6 +85,19 @@ def test_who_learns_through_the_defense_sees_more(found):
   assert any('1,597 samples' in sentence for sentence in found.threat_models[str(SMALL)])
 
 
+@pytest.mark.parametrize('deviation', [0.0, 1e-4, 0.1])
+@pytest.mark.parametrize('mean', [0.0, 0.1, 0.7])
+def test_the_scale_of_a_tensor_is_its_deviation_beside_any_mean(mean, deviation):
+  """The mean of squares less the square of the mean is rounding where the deviation is small."""
+
+  def updates(key):
+    return {'w': jnp.full((32, 50), mean) + deviation * jax.random.normal(key, (32, 50))}
+
+  found, scales = learned._moments(updates, jax.random.key(0), {'w': jnp.zeros(50)}, 1024)
+  np.testing.assert_allclose(found['w'], mean, atol=0.15 * deviation)
+  np.testing.assert_allclose(scales['w'], deviation or 1.0, rtol=0.02)
+
+
 def test_the_same_key_learns_the_same(honest):
   """Private images play no part, and the client that is simulated does."""
   attack, key = SMALL.changed(steps=3), jax.random.key(3)

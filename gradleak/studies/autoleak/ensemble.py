@@ -35,7 +35,7 @@ def redraws(bound: Bound, context: Context, batch_size: int, drawn: bool = False
 
 
 def known_noise(bound: Bound, context: Context, batch_size: int, drawn: bool = False) -> str:
-  """Returns why the density of an upload is not that of Gaussian noise on every entry; '' where it is."""
+  """Returns why an upload does not bear noise of known variance on every entry, near to Gaussian; '' where it does."""
   del drawn
   found = likelihood.expected(bound, context, batch_size)
   gaussian = found.model == 'noise' and not found.laplace
