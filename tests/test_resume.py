@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
 import gradleak as gl
+from gradleak.audit import lanes, run
 from gradleak.core import storage
+from gradleak.engine import driver, memory
 from tests import programs
 from tests.objects import objects
 
@@ -166,6 +169,46 @@ def test_processes_share_the_work(linear, uninterrupted, tmp_path):
 @pytest.mark.slow
 def test_one_process_may_do_the_shares_of_several(linear, uninterrupted, tmp_path):
   same(tmp_path / 'new', audit(linear, tmp_path / 'new', shards=2), uninterrupted)
+
+
+def test_what_does_not_fit_the_memory_runs_in_parts_that_are_stored(linear, uninterrupted, tmp_path, monkeypatch):
+  monkeypatch.setattr(run, 'pieces', lambda table, group_size: -(-len(table.lanes) // 3))
+  seen, steps = [], [*range(STEPS + 1)]
+
+  def watch(attack, progress, objective):
+    seen.append(progress.step)
+    if len(seen) == STEPS + 4:
+      raise Stop
+
+  with pytest.raises(Stop):
+    audit(linear, tmp_path / 'new', progress=watch)
+  assert seen == [*steps, 0, 1, 2]  # of the first of three parts, and of the second
+  assert len(list((tmp_path / 'new' / 'parts').glob('csdlg-*.npz'))) == 1
+  same(tmp_path / 'new', audit(linear, tmp_path / 'new', progress=watch), uninterrupted)
+  assert seen[STEPS + 4 :] == [*steps[2:], *steps]
+  assert audit(linear, tmp_path / 'new').resumed
+
+
+def test_parts_follow_from_the_states_that_fit_the_memory(linear, monkeypatch):
+  """All lanes hold theirs at once, in groups of whatever size: 2,176 searches by L-BFGS took 21 GB."""
+  found = []
+
+  def pieces(build, shared, arrays, layout):
+    def state(lane):
+      attack, key, observation = build(shared, lane)
+      return attack.init(key, observation)
+
+    one = jax.tree.leaves(jax.eval_shape(state, jax.tree.map(lambda x: x[0], arrays)))
+    size, count = sum(leaf.size * leaf.dtype.itemsize for leaf in one), len(arrays['view'])
+    each = -(-count // min(count, jax.local_device_count()))  # lanes of a device
+    for free, parts in [(None, 1), (6 * each * size, 1), (5.01 * size, each), (2.51 * size, 2 * each)]:
+      monkeypatch.setattr(memory, 'free', lambda device, free=free: free)
+      found.append(driver.pieces(build, shared, arrays, layout) == parts)
+    return 1
+
+  monkeypatch.setattr(lanes, 'driver', types.SimpleNamespace(**{**vars(driver), 'pieces': pieces}))
+  audit(linear, None, group_size=1)
+  assert found == 4 * [True]
 
 
 @pytest.mark.parametrize(

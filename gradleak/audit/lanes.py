@@ -357,6 +357,13 @@ def lowered(group: Group, made: Table, group_size: int, evaluation_size: int) ->
   yield driver.lowered_evaluation(*judged_at_truth(group, made), Layout(evaluation_size, room=made.room))
 
 
+def pieces(made: Table, group_size: int) -> int:
+  """Returns in how many parts a table must run to fit the memory, see `driver.pieces`."""
+  if made.on_host:
+    return 1
+  return driver.pieces(made.build, made.shared, made.arrays, Layout(group_size, room=made.room))
+
+
 def run(
   group: Group,
   made: Table,

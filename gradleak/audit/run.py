@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import platform
@@ -26,6 +27,7 @@ from gradleak.audit.lanes import (
   expected,
   label,
   lowered,
+  pieces,
   planned,
   run,
   shown,
@@ -233,21 +235,23 @@ class _Worker:
       seen = functools.cache(functools.partial(self._seen, made, work, index, count))
       found |= {one.name: one.parts for one in work}
       missing = [one for one in work if one.missing]
-      tables: dict[str, Table] = {}
+      tables: dict[str, list[tuple[_Work, Table]]] = {}
       for i, one in enumerate(missing):
         started = time.monotonic()
-        title = f'{one.name}+{len(one.parts)}' if one.parts else one.name
         group, sent, viewed = seen(one.which)
         for later in missing[i : i + 1 + AHEAD]:
           if later.name not in tables and later.which == one.which and (later is one or not later.learns):
             tables[later.name] = self._compiling(later, group, viewed)
-        part = self._attacked(title, one, group, sent, tables.pop(one.name))
-        seconds.append(time.monotonic() - started)
-        found[one.name] = [*one.parts, part]
-        if self.store is not None:
-          self.store.save_part(title, *part)
-          if self.store.writes:
-            append_time(self.store.path / TIMES, part=title, seconds=seconds[-1], **versions())
+        for piece, made_table in tables.pop(one.name):
+          title = f'{one.name}+{len(found[one.name])}' if found[one.name] else one.name
+          part = self._attacked(title, piece, group, sent, made_table)
+          seconds.append(time.monotonic() - started)
+          started = time.monotonic()
+          found[one.name] = [*found[one.name], part]
+          if self.store is not None:
+            self.store.save_part(title, *part)
+            if self.store.writes:
+              append_time(self.store.path / TIMES, part=title, seconds=seconds[-1], **versions())
     return found, seconds
 
   def collected(self, made: Plan, parts: dict[str, list[Part]], shards: int) -> list[list[Part]] | None:
@@ -306,8 +310,11 @@ class _Worker:
       sent = uploads(group, trials, controls, self.size)
     return group, sent, views(group, sent)
 
-  def _compiling(self, work: '_Work', group: Group, seen: Views) -> Table:
-    """Returns the table of what is missing of one structure, whose programs begin to be compiled."""
+  def _compiling(self, work: '_Work', group: Group, seen: Views) -> list[tuple['_Work', Table]]:
+    """Returns what is missing of one structure with its table, whose programs begin to be compiled.
+
+    It is cut into several, by trials, where the memory does not hold the states of all; each is stored once it is done.
+    """
     variants, learned = work.variants, self.learned.get(work.name)
     if variants[0].method.learns and learned is None:
       through = variants[0].change.simulates
@@ -320,9 +327,16 @@ class _Worker:
       lanes, views_ = self.rooms.get(work.name, (0, 0))
       made = made.at_least(lanes, views_)
       self.rooms[work.name] = max(lanes, len(made.lanes)), jax.tree.leaves(made.shared['views'])[0].shape[0]
-    if not self.split:
-      self.ahead.start(work.name, functools.partial(lowered, group, made, self.attack_size, self.size))
-    return made
+    if self.split:  # all processes cut alike, whatever memory each has
+      return [(work, made)]
+    cut = [(work._replace(missing=keys), made) for keys in work.cut(pieces(made, self.attack_size))]
+    if len(cut) > 1:
+      self._note(f'{label(group, work.variants)} runs in {len(cut)} parts: the memory does not hold all at once')
+      tables = [table(group, seen, work.variants, one.missing, made.shared['prepared']) for one, _ in cut]
+      room = max(len(one.lanes) for one in tables)
+      cut = [(one, small.at_least(room, 0)) for (one, _), small in zip(cut, tables, strict=True)]
+    self.ahead.start(work.name, functools.partial(lowered, group, cut[0][1], self.attack_size, self.size))
+    return cut
 
   def _attacked(self, name: str, work: '_Work', group: Group, sent: Uploads, made: Table) -> Part:
     """Runs what is missing of one structure, or goes on from its checkpoint; returns the scored part."""
@@ -413,6 +427,12 @@ class _Work(NamedTuple):
   def learns(self) -> bool:
     """Whether its attack learns something before it runs: this has its turn, and is not done ahead."""
     return self.variants[0].method.prepare is not None
+
+  def cut(self, number: int) -> list[frozenset[Key]]:
+    """Returns the missing rows in `number` parts at most, each of some trials and control runs."""
+    ordered = sorted(self.missing, key=lambda key: (key[3], key))
+    bounds = np.linspace(0, len(ordered), min(number, len(ordered)) + 1).astype(int)
+    return [frozenset(ordered[first:last]) for first, last in itertools.pairwise(bounds)]
 
   def with_missing(self, group: Group, index: int, count: int) -> '_Work':
     """Returns the same with the rows that no part has."""

@@ -19,6 +19,9 @@ from gradleak.core.reuse import reusable
 from gradleak.core.trees import Tree
 from gradleak.engine import groups, memory, parts
 
+_FILLED = 0.8  # of the free memory, at most
+_COPIES = 4  # of all states: before and after a chunk, and two on the host where lanes are removed
+
 
 class Progress(NamedTuple):
   """The state of a run after each chunk.
@@ -73,9 +76,20 @@ def fitting(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -
   `run` reuses what is compiled here. The arguments are those of `run`; shapes suffice for `shared` and `lanes`.
   """
   free = memory.free((layout.devices or jax.local_devices())[0])
-  while free is not None and layout.group_size > 1 and needed(build, shared, lanes, layout) > 0.8 * free:
+  while free is not None and layout.group_size > 1 and needed(build, shared, lanes, layout) > _FILLED * free:
     layout = layout.halved()
   return layout
+
+
+def pieces(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> int:
+  """Returns in how many parts the lanes must run for their states to fit into the devices' free memory.
+
+  The arguments are those of `run`. A smaller group does not help there: the states of all lanes are held at once.
+  """
+  free = memory.free((layout.devices or jax.local_devices())[0])
+  placement, _, states = _states(build, shared, lanes, layout)
+  size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(states)) / len(placement.counts)
+  return 1 if free is None else max(1, math.ceil(_COPIES * size / (_FILLED * free)))
 
 
 def needed(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> float:
@@ -112,14 +126,21 @@ def _lowered_run(
 ) -> list[Callable[[], jax.stages.Lowered]]:
   """Returns functions that lower `init`, `finish` and `chunk` of an attack."""
   attack = _functions(build)
-  placement, shared, lanes = _shapes(shared, lanes, layout)
-  start, arguments = placement.bind(attack.init, shared, lanes)
-  states = placement.shapes(jax.eval_shape(start, *arguments), 'lanes')
+  placement, (shared, lanes), states = _states(build, shared, lanes, layout)
   return [
     functools.partial(placement.lowered, attack.init, shared, lanes),
     functools.partial(placement.lowered, attack.finish, shared, lanes, states),
     functools.partial(placement.lowered, attack.chunk, shared, lanes, states, extra=(np.int32(0),)),
   ]
+
+
+def _states(
+  build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout
+) -> tuple[groups.Placement, tuple[Tree, Tree], Tree]:
+  """Returns (placement, the other two of `_shapes`, shapes of the states of the placed lanes)."""
+  placement, *given = _shapes(shared, lanes, layout)
+  start, arguments = placement.bind(_functions(build).init, *given)
+  return placement, tuple(given), placement.shapes(jax.eval_shape(start, *arguments), 'lanes')
 
 
 def _shapes(shared: Tree, lanes: Tree, layout: groups.Layout) -> tuple[groups.Placement, Tree, Tree]:
