@@ -327,7 +327,7 @@ class _Worker:
       lanes, views_ = self.rooms.get(work.name, (0, 0))
       made = made.at_least(lanes, views_)
       self.rooms[work.name] = max(lanes, len(made.lanes)), jax.tree.leaves(made.shared['views'])[0].shape[0]
-    if self.split:  # all processes cut alike, whatever memory each has
+    if self.split:  # all processes must cut alike
       return [(work, made)]
     cut = [(work._replace(missing=keys), made) for keys in work.cut(pieces(made, self.attack_size))]
     if len(cut) > 1:

@@ -273,11 +273,11 @@ def frontier(
     'gradleak.frontier', changes, settings=(FrontierSettings, settings), execution=(Execution, execution)
   )
   check(given)
-  usual = FrontierSettings()
+  defaults = FrontierSettings()
   for name, server in _OF_ONE_SERVER.items():
-    if given.server != server and (value := getattr(given, name)) != getattr(usual, name):
+    if given.server != server and (value := getattr(given, name)) != getattr(defaults, name):
       raise errors.UsageError(
-        f'{name} is {value!r}, and the server takes {given.server}: leave it at {getattr(usual, name):g}, or give '
+        f'{name} is {value!r}, and the server takes {given.server}: leave it at {getattr(defaults, name):g}, or give '
         f'server={server}'
       )
   given = dataclasses.replace(given, evaluate_every=given.evaluate_every or max(1, given.rounds // MEASUREMENTS))
