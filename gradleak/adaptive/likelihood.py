@@ -36,7 +36,7 @@ DRAWS = 8  # simulated uploads of a defense whose randomness has no density
 ROUNDING = 1e-4  # of the root mean square of an upload: an entry that deviates by less has no noise
 ORTHOGONAL = 3e-7  # cosine, at most, that rounding leaves of what float32 makes orthogonal: it has up to 2.3e-7
 TOP = 0.05  # of the entries of a tensor: its largest ones
-_ALIKE = 1 - 1e-6  # cosine of two updates of one direction
+_ALIKE = 1 - ROUNDING**2 / 2  # cosine of two updates of one direction
 _NEAR = 1e-4  # cosine, at most, of those that are looked at in double precision
 
 MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction', 'projected')
@@ -186,7 +186,7 @@ def ruled_out(masks: np.ndarray | None, means: np.ndarray) -> tuple[np.ndarray, 
 
 
 def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np.ndarray:
-  """Returns the log-likelihood of each upload, given each candidate, float32 [U, C].
+  """Returns the log-likelihood of each upload, given each candidate, floats [U, C].
 
   What all candidates share is left out where the noise is Gaussian and on every entry.
 
@@ -198,25 +198,21 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
   """
   scale = np.sqrt(np.mean(np.square(updates, dtype=np.float64), axis=1, keepdims=True))
   floor = np.maximum(np.float32(scale * ROUNDING) ** 2, np.float32(1e-30))
-  groups, count = None, 0
-  if given.groups is not None:
-    groups = _row(given.groups).astype(np.int32)
-    count = int(groups.max()) + 1
-  best = _best_of_draws(
-    given.model,
-    given.laplace,
-    count,
-    updates,
-    masks,
-    means,
-    floor,
-    given.variances[np.newaxis],
-    groups,
-    np.float32(given.fraction),
-  )
+  number, draws, entries = means.shape
+  each, variance = means.reshape(-1, entries), given.variances[np.newaxis]
+  if given.model == 'mixture' or given.laplace:
+    groups, count = None, 0
+    if given.groups is not None:
+      groups = _row(given.groups).astype(np.int32)
+      count = int(groups.max()) + 1
+    of = functools.partial(_of_means, given.model, given.laplace, count)
+    found = np.asarray(of(updates, masks, each, floor, variance, groups, np.float32(given.fraction)))
+  else:
+    found = _in_double(given.model, updates, masks, each, floor if given.model == 'exact' else variance + floor)
+  best = np.max(found.reshape(-1, number, draws), axis=-1)
   if given.model != 'projected':
-    return np.asarray(best)
-  kept = np.ones_like(updates) if masks is None else masks
+    return best
+  kept = _kept(updates, masks)
   return np.where(orthogonal(updates, kept, means), _along(_ALIKE, kept), best)
 
 
@@ -233,16 +229,6 @@ def orthogonal(updates: np.ndarray, kept: np.ndarray, means: np.ndarray) -> np.n
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _best_of_draws(
-  model: str, laplace: bool, count: int, updates: Any, masks: Any, means: Any, *rest: Any
-) -> jax.Array:
-  """Returns the log-likelihoods [U, C] of the most likely draw."""
-  number, draws, entries = means.shape
-  one = functools.partial(_of_means, model, laplace, count, updates, masks)
-  found = one(means.reshape(-1, entries), *rest)
-  return jnp.max(found.reshape(-1, number, draws), axis=-1)
-
-
 def _of_means(
   model: str,
   laplace: bool,
@@ -255,18 +241,8 @@ def _of_means(
   groups: Any,
   fraction: Any,
 ) -> jax.Array:
-  """Returns the log-likelihoods [U, C] of uploads [U, P], given means [C, P]."""
+  """Returns the log-likelihoods [U, C] of uploads [U, P], given means [C, P], under Laplace's noise or a mixture."""
   kept = jnp.ones_like(updates) if masks is None else masks.astype(jnp.float32)
-  if model in ('direction', 'projected'):
-    cosine = jnp.clip(_cosines(updates, kept, means), 0, _ALIKE)
-    return _along(cosine, kept)
-  if model == 'draws':
-    own = jnp.sum(jnp.square(updates * kept), -1, keepdims=True)
-    energy = own - 2 * (updates * kept) @ means.T + kept @ jnp.square(means).T
-    return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log(jnp.maximum(energy, 1e-6 * own + 1e-30))
-  if model == 'exact' or (model == 'noise' and not laplace):
-    weights = kept / (floor if model == 'exact' else variance + floor)
-    return (updates * weights) @ means.T - 0.5 * weights @ jnp.square(means).T
   log_noisy, log_quiet = jnp.log(fraction), jnp.log1p(-fraction)
 
   def one(mean: jax.Array) -> jax.Array:
@@ -285,9 +261,9 @@ def _of_means(
   return jax.lax.map(one, means).T
 
 
-def _along(cosine: Any, kept: Any) -> jax.Array:
+def _along(cosine: Any, kept: Any) -> np.ndarray:
   """Returns the log-likelihood of uploads with entries `kept` [U, P] at a cosine of a candidate's update, or [U, C]."""
-  return -0.5 * jnp.sum(kept, -1, keepdims=True) * jnp.log1p(-jnp.square(cosine))
+  return -0.5 * np.sum(kept, axis=-1, keepdims=True) * np.log1p(-np.square(cosine))
 
 
 def _normal(residual: jax.Array, variance: jax.Array) -> jax.Array:
@@ -300,17 +276,36 @@ def _laplace(residual: jax.Array, variance: jax.Array) -> jax.Array:
   return -jnp.abs(residual) / jnp.sqrt(variance / 2) - 0.5 * jnp.log(2 * variance)
 
 
+def _in_double(
+  model: str, updates: np.ndarray, masks: np.ndarray | None, means: np.ndarray, variance: np.ndarray
+) -> np.ndarray:
+  """Returns the log-likelihoods, float64 [U, C], of uploads [U, P], given means [C, P], under the other models.
+
+  Updates of one class may differ by less than float32 keeps of their products.
+  """
+  if model in ('direction', 'projected'):
+    return _along(np.clip(cosines(updates, masks, means), 0, _ALIKE), _kept(updates, masks))
+  kept = _kept(updates, masks)
+  weights = kept if model == 'draws' else kept / variance
+  weighed, means = updates * weights, means.astype(np.float64)
+  own = np.sum(weighed * updates, axis=-1, keepdims=True)
+  energy = own - 2 * weighed @ means.T + weights @ np.square(means).T
+  if model != 'draws':
+    return -0.5 * energy
+  return -0.5 * np.sum(kept, axis=-1, keepdims=True) * np.log(np.maximum(energy, ROUNDING**2 * own + 1e-30))
+
+
 def cosines(updates: Any, masks: Any, means: Any) -> np.ndarray:
-  """Returns the cosine of each upload [U, P] and each candidate's update [C, P], float32 [U, C]."""
-  return np.asarray(_cosines(updates, jnp.ones_like(updates) if masks is None else masks, means))
-
-
-@jax.jit
-def _cosines(updates: jax.Array, masks: jax.Array, means: jax.Array) -> jax.Array:
-  kept = masks.astype(jnp.float32)
+  """Returns the cosine of each upload [U, P] and each candidate's update [C, P], float64 [U, C]."""
+  kept, means = _kept(updates, masks), np.asarray(means, np.float64)
   compared = updates * kept
-  lengths = jnp.sum(jnp.square(compared), -1, keepdims=True) * (kept @ jnp.square(means).T)
-  return compared @ means.T / jnp.maximum(jnp.sqrt(lengths), 1e-30)
+  lengths = np.sum(np.square(compared), axis=-1, keepdims=True) * (kept @ np.square(means).T)
+  return compared @ means.T / np.maximum(np.sqrt(lengths), 1e-30)
+
+
+def _kept(updates: Any, masks: Any) -> np.ndarray:
+  """Returns 1 for entries that are compared and 0 for others, float64 [U, P]."""
+  return np.ones(np.shape(updates)) if masks is None else np.asarray(masks, np.float64)
 
 
 def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
