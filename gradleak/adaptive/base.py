@@ -7,6 +7,7 @@ say so by its settings. They run on the host, once per upload.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from gradleak.models.model import outputs_shape
 # Weights of total variation under noise and dropped entries, in units of the distance: `prior` of `matching`.
 PRIORS = (1e-3, 1e-2, 5e-2)
 AVERAGES = 'It averages the uploads.'
+_LEARNED = 'learned'
 
 
 class View(NamedTuple):
@@ -581,12 +583,22 @@ def adaptive_attacks(
   for stage, arguments in zip(stages, bound.arguments, strict=True):
     found += [one for special in SPECIAL.get(stage.factory, []) for one in special(Case(stage, arguments, known))]
   found.append(_shown(known))
-  suited = [adaptive for adaptive in found if adaptive is not None and adaptive.suits(attack)]
+  suited = [adaptive for adaptive in _numbered(found) if adaptive.suits(attack)]
   if 'floor' in known.parts:  # those that change the attack have no noise in their views
     suited = [one if one.settings or one.simulates else one._replace(noise=bound.defense) for one in suited]
   if known.rounds > 1 and not known.sums and any(map(_drops_at_random, stages)):
     suited = [one._replace(views=functools.partial(_of_what_was_sent, one.views)) for one in suited]
   return [*_learned(known), *suited] if attack.adaptive else suited
+
+
+def _numbered(found: Iterable[AdaptiveAttack | None]) -> list[AdaptiveAttack]:
+  """Returns adaptive attacks under names of their own, by which rows differ: of two equal ones the second gets a -2."""
+  named: dict[str, AdaptiveAttack] = {}
+  for one in filter(None, found):
+    names = itertools.chain([one.name], (f'{one.name}-{i}' for i in itertools.count(2)))
+    name = next(name for name in names if name not in (*named, NON_ADAPTIVE.name, _LEARNED))
+    named[name] = one._replace(name=name)
+  return [*named.values()]
 
 
 def _drops_at_random(stage: Stage) -> bool:
@@ -748,10 +760,10 @@ def _shown(known: Known) -> AdaptiveAttack | None:
 
 
 def _stated(stage: Stage) -> bool:
-  """Returns whether the traits of a stage, or an adaptive attack to it, say what its uploads show."""
-  traits = stage.traits
+  """Returns whether the traits of a stage, or an adaptive attack of the library to it, say what its uploads show."""
+  traits, special = stage.traits, SPECIAL.get(stage.factory, [])
   declared = traits.sparsifies or traits.noise or traits.clips or traits.bounds or traits.limits or traits.simulated
-  return stage.factory in SPECIAL or bool(declared)
+  return bool(declared) or any(_named(one).startswith('gradleak.') for one in special)
 
 
 def _zeros(update: Tree) -> float:
@@ -862,7 +874,7 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
   if all(is_idle(stage) for stage in known.defense.at('data', 'step', 'upload')):
     return []
   words = 'It learns from uploads of its auxiliary data that went through the same defense, drawn anew for each.'
-  return [AdaptiveAttack('learned', words, NON_ADAPTIVE.views, simulates=known.defense)]
+  return [AdaptiveAttack(_LEARNED, words, NON_ADAPTIVE.views, simulates=known.defense)]
 
 
 def _combined(known: Known) -> AdaptiveAttack | None:

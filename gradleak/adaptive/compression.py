@@ -17,7 +17,8 @@ def adaptive_attacks(case: Case) -> list[AdaptiveAttack]:
   server sees.
   """
   known, momentum = case.known, float(case.stage.settings['momentum'])
-  if known.rounds == 1 or known.context.client.cohort > 1:  # each client of a cohort keeps back other entries
+  several = sum(stage.traits.accumulates for stage in known.stages) > 1  # both keep entries back
+  if known.rounds == 1 or known.context.client.cohort > 1 or several:  # each of a cohort keeps back other entries
     return []
   factors = np.cumsum(np.cumsum(momentum ** np.arange(known.rounds)))
 

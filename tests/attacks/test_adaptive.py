@@ -876,7 +876,8 @@ def test_a_adaptive_attack_may_simulate_alone(context):
 
   gl.adaptive.adaptive_to(signs)(lambda case: [case.known.changed('alone', 'It clips.', simulates=clip)])
   bound = defenses.bind(signs(), context)
-  assert [c.name for c in attacks_on(bound, context, 1, attacks.csdlg(), 1)] == ['alone']
+  names = ['simulated', 'straight-through', 'alone', 'shown']  # beside what nothing declares
+  assert [c.name for c in attacks_on(bound, context, 1, attacks.csdlg(), 1)] == names
   assert attacks_on(bound, context, 1, attacks.fidel(), 1) == []
 
 
@@ -894,6 +895,25 @@ def test_an_adaptive_attack_of_ones_own_comes_beside_those_of_the_library(contex
   assert dict(found['summed+masked+mine'].settings) == {'prior': 0.02}
   with pytest.raises(gl.UsageError, match=r'adaptive_to takes a function that .* decorated'):
     gl.adaptive.adaptive_to(gl.defenses.dgc(ratio=0.1))
+
+
+def test_no_adaptive_attack_takes_the_name_of_another(context, monkeypatch):
+  """Two of one name were one in an audit, whose rows are told by names."""
+  assert list(adaptive_attacks('soteria(rate=0.5)+soteria(rate=0.6)', context))[2:] == ['muted', 'muted-2']
+  monkeypatch.setattr(base, 'SPECIAL', {factory: [*known] for factory, known in base.SPECIAL.items()})
+  before, own = adaptive_attacks('prune(rate=0.9)', context), ('masked', 'non-adaptive', 'masked-2')
+
+  @gl.adaptive.adaptive_to(gl.defenses.prune)
+  def mine(case):
+    return [case.known.adaptive()._replace(name=name, words=name) for name in own]
+
+  found = adaptive_attacks('prune(rate=0.9)', context)
+  assert list(found) == [*before, 'masked-2', 'non-adaptive-2', 'masked-2-2']
+  assert [found[name].words for name in ('masked', 'masked-2')] == [before['masked'].words, 'masked']
+
+
+def test_nobody_decodes_what_two_stages_keep_back_in_turn(context):
+  assert 'decoded' not in adaptive_attacks('dgc(ratio=0.1)+dgc(ratio=0.2)', context, rounds=4)
 
 
 def test_a_defense_on_the_samples_or_of_known_traits_shows_nothing_more(context):
