@@ -10,7 +10,8 @@ an attacker assumes of an upload follows from the traits of the defense, in `exp
 - Declared noise leaves the simulation, and its density stands in its place. For noise on some of the entries, or of the
   groups of entries, that is a mixture.
 - Entries that are not sent, or are no finite numbers, are not compared.
-- Any other random defense is simulated several times, and the nearest of these uploads counts.
+- Any other random defense is simulated several times, and the nearest of these uploads counts. Under declared noise,
+  such as two noises or one that is rounded, their mean is among them: it has less of the noise.
 - A client that augments its samples, drops out neurons or shuffles them is likewise simulated several times.
 - A defense whose simulation is costly is not simulated at all: the direction of the bare update is compared. Where such
   a defense projects (DCS², eq. 11), its uploads are orthogonal to the bare update of their sample, or on its side.
@@ -56,6 +57,7 @@ class Expected(NamedTuple):
     laplace: whether the noise is Laplace's; else it is Gaussian.
     masked: whether zeros are left out of the comparison.
     certain: whether nothing of a client is random but the defense, and its noise has the density of one draw.
+    centred: whether the mean of the simulated uploads is one of those of which the nearest counts.
   """
 
   model: str
@@ -67,6 +69,7 @@ class Expected(NamedTuple):
   laplace: bool
   masked: bool
   certain: bool = True
+  centred: bool = False
 
   @property
   def stated(self) -> bool:
@@ -115,7 +118,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   first = stages.index(noisy[0]) if noisy else len(stages)
   additive = len(noisy) <= 1 and not any(m in rest for m in stages[first + 1 :])
   if any(m.traits.random for m in rest) or not additive or any(_vanishes(v) for v in variances):
-    return simulating(stages, 'draws', DRAWS)
+    return simulating(stages, 'draws', DRAWS)._replace(centred=bool(noisy))
   made = simulating([part for m in stages if m not in chosen for part in noiseless(m)], 'exact')
   if not noisy:
     return made
@@ -194,10 +197,13 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
     given: what is assumed.
     updates: the uploads, float32 [U, P].
     masks: which of their entries are compared, [U, P]; None for all.
-    means: what the candidates would send, float32 [C, K, P]; of K simulated uploads the most likely one counts.
+    means: what the candidates would send, float32 [C, K, P]; of K simulated uploads the most likely one counts, or
+      their mean where `given` says so.
   """
   scale = np.sqrt(np.mean(np.square(updates, dtype=np.float64), axis=1, keepdims=True))
   floor = np.maximum(np.float32(scale * ROUNDING) ** 2, np.float32(1e-30))
+  if given.centred:
+    means = np.concatenate([means, np.mean(means, axis=1, keepdims=True)], axis=1)
   number, draws, entries = means.shape
   each, variance = means.reshape(-1, entries), given.variances[np.newaxis]
   if given.model == 'mixture' or given.laplace:

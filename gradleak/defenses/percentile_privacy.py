@@ -28,7 +28,7 @@ def _limit(settings: Settings) -> float:
   limits=_limit,
   simulated=lambda settings: clamp(limit=_limit(settings)),
   post_processing=True,
-  remark=lambda context, settings: 'no ε: it adds no noise, its output is a function of the update',
+  remark=lambda context, settings: 'no ε of its own: it adds no noise, its output is a function of the update',
 )
 def percentile_privacy(
   unshared: Any = None,

@@ -39,7 +39,7 @@ def _adaptive_bits(settings: Settings, sent: Any) -> np.ndarray:
   return np.asarray(each, np.int64) * flat.shape[1] + 2 * _SCALE
 
 
-_NO_NOISE = 'no ε: rounding adds no noise, its output is a function of the update'
+_NO_NOISE = 'no ε of its own: rounding adds no noise, its output is a function of the update'
 
 
 @defense(

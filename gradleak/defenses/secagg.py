@@ -25,7 +25,9 @@ def _spacing(settings: Settings) -> float:
   random=True,
   noise=Noise(lambda settings, context, count: _spacing(settings) ** 2 / 6, distribution='triangular'),
   clips_each='weight',
-  remark=lambda context, settings: 'no ε: rounding is no calibrated noise; whom the masks protect it does not say',
+  remark=lambda context, settings: (
+    'no ε of its own: rounding is not calibrated; whom the masks protect it does not say'
+  ),
 )
 def secagg_rounding(
   *,

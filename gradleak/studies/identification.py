@@ -314,9 +314,11 @@ def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[
 
 
 def _assumed(defense: Labelled) -> dict[str, bool]:
-  """Returns what names a part, beside its defense: earlier versions did not assume a projection."""
-  projects = any(stage.traits.projects(stage.settings) for stage in defense.method.stages)
-  return {'projects': True} if projects else {}
+  """Returns what names a part, beside its defense: earlier versions assumed no projection, and no mean of draws."""
+  stages = defense.method.at('step', 'upload')
+  projects = any(stage.traits.projects(stage.settings) for stage in stages)
+  drawn = any(stage.traits.noise and (len(stages) > 1 or stage.traits.place == 'step') for stage in stages)
+  return {name: True for name, holds in (('projects', projects), ('centred', drawn)) if holds}
 
 
 def load(workdir: Any) -> Identification:
@@ -482,15 +484,21 @@ class _Run:
       cut = likelihood.largest_as_many(*flat, self.sizes).reshape(shape)
     return np.concatenate([update, noise * cut]), np.concatenate([kept, cut])
 
-  def _means(self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice) -> np.ndarray:
-    """Returns what a block of candidates would send, float32 [C, K, P]; K draws, or labels, or both."""
+  def _means(
+    self, bound: Bound, draws: int, samples: np.ndarray, copies: str, block: slice, alike: bool = False
+  ) -> np.ndarray:
+    """Returns what a block of candidates would send, float32 [C, K, P]; K draws, or labels, or both.
+
+    Where draws are `alike`, all candidates have the same ones, so that what a noise adds tells none of them apart.
+    """
     classes, chosen = self.scenario.client.num_classes, samples[block]
     known = self.given.labels == 'known'
     labels = self.listed.labels[block][:, np.newaxis] if known else np.tile(np.arange(classes), (len(chosen), 1))
     count = labels.size * draws
+    stream = self.streams.named('candidates' if alike else f'candidates {copies} {block.start}')
     lanes = {
       'trial': jnp.asarray(np.repeat(np.arange(labels.size), draws)),
-      'key': jax.random.split(self.streams.named(f'candidates {copies} {block.start}'), count),
+      'key': jnp.tile(jax.random.split(stream, draws), labels.size) if alike else jax.random.split(stream, count),
       'numbers': tuple(jnp.full(count, number, jnp.float32) for number in bound.defense.numbers),
     }
     shared = {
@@ -528,7 +536,7 @@ class _Run:
       block = slice(start, start + step)
       own, _ = likelihood.finite(means := self._bare(samples, copies, block))
       if given.bound.defense.stages:
-        means = self._means(given.bound, given.draws, samples, copies, block)
+        means = self._means(given.bound, given.draws, samples, copies, block, given.centred)
       own, means = (each.reshape(-1, each.shape[1] // labels, entries) for each in (own, means))  # draws of a label
       each = [own[:, k] for k in range(own.shape[1])]
       means, impossible = likelihood.ruled_out(kept, means)

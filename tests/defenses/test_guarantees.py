@@ -124,3 +124,12 @@ def test_a_clip_of_each_local_step_bounds_no_upload():
     assert missing_bound(chain) == 'L2'
   local = defenses.local_dp(norm=2.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)
   assert mechanisms(defenses.chain(clipped, local)) == mechanisms(local) != ()
+
+
+@pytest.mark.parametrize('behind', ['quantize', 'adaquant', 'percentile_privacy'])
+def test_no_stage_denies_the_epsilon_of_the_one_before_it(behind):
+  """A result said 'no ε' beside the ε of the noise that a code then rounds."""
+  chain = gl.parse(f'clip(norm=1)+gaussian(stddev=2)+{behind}')
+  stage = chain.stages[-1]
+  assert mechanisms(chain) == (Mechanism(2.0, 'client'),)
+  assert stage.traits.remark(None, stage.settings).startswith('no ε of its own')
