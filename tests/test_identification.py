@@ -233,6 +233,17 @@ def test_what_the_server_does_to_the_mean_is_not_expected_of_an_upload(scenario,
   assert found.bound == alone.bound
 
 
+@pytest.mark.long
+def test_masks_of_a_server_are_in_no_upload(scenario):
+  """Zeros of Soteria were compared, and noise was cut, where a server chose entries of the mean afterwards."""
+  chosen = D.wrap(optax.identity(), 'round', sparsifies='mask', selects=True)
+  alone, behind = (
+    identify(scenario, {'one': one}, 2, candidates=20, controls=2)
+    for one in (D.soteria(rate=0.6), D.chain(D.soteria(rate=0.6), chosen))
+  )
+  assert behind.rows == alone.rows and behind.noise == alone.noise
+
+
 @pytest.mark.slow
 def test_uploads_are_not_random_where_the_server_alone_draws(scenario):
   pruned = D.chain(D.prune(rate=0.5), D.server_dp(norm=1.0, noise=1.0, clients=10))

@@ -191,7 +191,15 @@ class Known:
     found = [i for i, stage in enumerate(stages) if i >= last and _everywhere(stage)]
     if self.context.client.cohort > 1 and any(map(self._scattered, found)):
       return 0.0
-    return functools.reduce(_add, [self.noise_of(stages[i], masks, i) for i in found], 0.0)
+    variances = [self.noise_of(stages[i], masks, i) for i in found]
+    if any(vanishes(one) and self._draws(stages[i]) for i, one in zip(found, variances, strict=True)):
+      return 0.0  # the local optimizer hides one of them
+    return functools.reduce(_add, variances, 0.0)
+
+  def _draws(self, stage: Stage) -> bool:
+    """Returns whether a stage states noise of more than no variance."""
+    noise = stage.traits.noise
+    return noise is not None and not vanishes(noise.variance_of(stage.settings, self.context, 1))
 
   def _scattered(self, place: int) -> bool:
     """Returns whether each client sends the noise of a stage, by its place among `stages`, in entries of its own."""
@@ -481,6 +489,11 @@ def _shortened(stage: Stage) -> float:
 
 def _everywhere(stage: Stage) -> bool:
   return stage.traits.noise is not None and stage.traits.noise.fraction(stage.settings) == 1
+
+
+def vanishes(variance: float | Tree) -> bool:
+  """Returns whether the noise of a stage has no variance that anybody can tell."""
+  return not any(np.any(np.asarray(leaf) > 0) for leaf in jax.tree.leaves(variance))
 
 
 def _add(a: float | Tree, b: float | Tree) -> float | Tree:

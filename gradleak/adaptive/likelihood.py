@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak.adaptive.base import Known, noiseless
+from gradleak.adaptive.base import Known, noiseless, vanishes
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind, is_idle
 from gradleak.federated.client import COSTLY
@@ -117,7 +117,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   variances = [known.noise_of(stage) for stage in noisy]
   first = stages.index(noisy[0]) if noisy else len(stages)
   additive = len(noisy) <= 1 and not any(m in rest for m in stages[first + 1 :])
-  if any(m.traits.random for m in rest) or not additive or any(_vanishes(v) for v in variances):
+  if any(m.traits.random for m in rest) or not additive or any(map(vanishes, variances)):
     return simulating(stages, 'draws', DRAWS)._replace(centred=bool(noisy))
   made = simulating([part for m in stages if m not in chosen for part in noiseless(m)], 'exact')
   if not noisy:
@@ -148,11 +148,6 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
 
 def _gradients(stage: Stage, context: Context) -> int:
   return int(stage.traits.gradients(context, stage.settings))
-
-
-def _vanishes(variance: float | Tree) -> bool:
-  """Returns whether the noise of a stage has no variance that anybody can tell."""
-  return not any(np.any(np.asarray(leaf) > 0) for leaf in jax.tree.leaves(variance))
 
 
 def flat(update: Tree) -> np.ndarray:

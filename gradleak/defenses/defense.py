@@ -26,10 +26,13 @@ from gradleak.defenses.base import sequence
 
 PLACES = ('data', 'step', 'upload', 'round')
 SPARSIFIES = ('', 'zeros', 'mask')
+DISTRIBUTIONS = ('gaussian', 'laplace', 'triangular')
 PARTS = ('', 'sample', 'upload', 'weight')
 # Neighbouring relation -> the L2 sensitivity of a sum of contributions, in units of the norm that bounds each.
 SENSITIVITIES = {'replace one': 2.0, 'replace by zeros': 1.0, 'add or remove one': 1.0}
 Settings = Mapping[str, Any]
+# What a defense on the samples has none of: its noise, say, is not that of an entry of the update.
+_OF_UPDATES = 'sparsifies', 'accumulates', 'noise', 'clips', 'bounds', 'shortens', 'limits', 'bits'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +77,18 @@ class Noise:
     groups: arguments of the factory -> the number of each entry's group, integers shaped like the parameters; either
       all entries of a group have noise, or none. None if entries are chosen one by one.
     distribution: 'gaussian', 'laplace' or 'triangular', that of stochastic rounding.
+
+  Raises:
+    UsageError: for another distribution.
   """
 
   variance: Callable[[Settings, Context, int], float | Tree]
   fraction: Callable[[Settings], float] = lambda settings: 1.0
   groups: Callable[[tuple], Tree] | None = None
-  distribution: str = 'gaussian'
+  distribution: Annotated[str, Choice(DISTRIBUTIONS)] = 'gaussian'
+
+  def __post_init__(self) -> None:
+    check_fields(self)
 
   def variance_of(self, settings: Settings, context: Context, num_samples: int) -> float | Tree:
     """Returns the `variance`: a float, also for a scalar array; or a tree shaped like the parameters."""
@@ -193,6 +202,9 @@ class Traits:
         raise errors.UsageError(f'the trait {name} is {errors.shown(value)}, expected a function')
     if self.noise is not None:
       errors.check_instance('the trait noise', self.noise, Noise, 'a gradleak.defenses.Noise')
+    for name in _OF_UPDATES if self.place == 'data' else ():
+      if getattr(self, name):
+        raise errors.UsageError(f"the trait {name} is of updates, and place='data' acts on samples: leave it out")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -634,8 +646,8 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     context: the `Context`.
 
   Raises:
-    UsageError: for anything but a `Defense`, more than one on the samples, a stage that another one undoes, or a
-      context without what it needs, such as public data or a model that offers `features`.
+    UsageError: for anything but a `Defense`, more than one on the samples, a stage that another one undoes, a noise
+      that is stated and changes, or a context without what it needs, such as public data or a model with `features`.
   """
   defense = as_defense(defense)
   check_order(defense)
@@ -656,8 +668,24 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     context.unshared,
   )
   bound.client(context.client)  # so that a factory's errors are raised here, and not while tracing
+  _check_steady(bound, context)
   keeps, holds = _remembered(bound, context.variables)
   return dataclasses.replace(bound, keeps=keeps, holds=holds)
+
+
+def _check_steady(bound: Bound, context: Context) -> None:
+  """Raises `UsageError` where a user's own stage states one noise, and draws by what it keeps, as by a schedule."""
+  client, params = context.client, (context.variables or {}).get('params', {})
+  once = client.share == 'gradient' or (client.epochs == 1 and client.batch_size is None)  # a state of steps is new
+  for stage, given in zip(bound.defense.stages, bound.arguments, strict=True):
+    place, stated = stage.traits.place, stage.traits.noise or stage.traits.mechanism
+    if stage.foreign and stated and (place == 'upload' or (place == 'step' and not once)) and not is_idle(stage):
+      made = optax.with_extra_args_support(stage.build(stage.numbers, *given))
+      if foreign.depends(made, params, jax.eval_shape(made.init, params)):
+        raise errors.UsageError(
+          f'the defense {stage.name} states a noise or a mechanism, which is one for all rounds and steps, and what it '
+          'sends depends on its state: leave the traits noise and mechanism out, or make the noise a stage of its own'
+        )
 
 
 def _remembered(bound: Bound, variables: Mapping | None) -> tuple[bool, bool]:

@@ -129,6 +129,21 @@ def without_masks(state: Tree) -> list:
   return [leaf for leaf in jax.tree.leaves(state) if id(leaf) not in masks]
 
 
+def depends(transformation: optax.GradientTransformationExtraArgs, params: Tree, state: Tree) -> bool:
+  """Returns whether what it returns is computed from its state, but for masks, or cannot be traced."""
+  kept = {id(leaf) for leaf in without_masks(state)}
+
+  def after(state: Tree, updates: Tree, params: Tree) -> list:
+    return jax.tree.leaves(transformation.update(updates, state, params, key=jax.random.key(0))[0])
+
+  try:
+    traced = jax.make_jaxpr(after)(state, params, params).jaxpr
+  except Exception:  # it may need what only a client hands to it
+    return bool(kept)
+  given = [id(leaf) in kept for leaf in jax.tree.leaves(state)]
+  return any(_reached(traced, given + [False] * (len(traced.invars) - len(given))))
+
+
 def holds(transformation: optax.GradientTransformationExtraArgs, params: Tree, state: Tree) -> bool:
   """Returns whether the next state, but for masks, is computed from the updates, as far as that can be traced."""
 

@@ -16,7 +16,7 @@ def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, .
   Covered are `client_dp` and clip+gaussian (per client) and `dpsgd` (per example). Each is covered if all later stages
   are post-processing, and if no earlier one lets the data select what is sent. A delta of DP-SGD's steps is computed
   from noisy gradients alone, and each epoch releases an example once. Only the update is covered: BatchNorm's
-  statistics and the number of samples are not.
+  statistics and the number of samples are not. Neither is noise of each local step that protects a whole client.
 
   Args:
     defense: a `Defense`, or None for none.
@@ -28,7 +28,7 @@ def mechanisms(defense: Defense | None, epochs: Count = 1) -> tuple[Mechanism, .
     if stage.traits.mechanism is None or not _post_processing(stages[i + 1 :]) or _select(stages[:i]):
       continue
     mechanism = stage.traits.mechanism(stage.settings, _clipped_to(stages[i - 1]) if i else None, i)
-    if mechanism is not None:
+    if mechanism is not None and (mechanism.unit == 'example' or stage.traits.place != 'step'):
       releases = epochs if mechanism.unit == 'example' else 1
       found.append(Mechanism(mechanism.noise, mechanism.unit, int(releases)))
   return tuple(found)
@@ -55,8 +55,8 @@ def missing_bound(defense: Defense | None) -> str | None:
 
 
 def _acting(defense: Defense | None) -> list[Stage]:
-  """Returns the stages in the order in which they act, without those that are the identity."""
-  stages = [stage for stage in as_defense(defense).stages if not is_idle(stage)]
+  """Returns what acts before an upload is sent, in that order; what a server does later guarantees nothing of it."""
+  stages = [stage for stage in as_defense(defense).at(*PLACES[:-1]) if not is_idle(stage)]
   return sorted(stages, key=lambda stage: PLACES.index(stage.traits.place))
 
 
@@ -76,7 +76,7 @@ def _noise_on_all(stage: Stage) -> Noise | None:
 
 
 def _post_processing(stages: Sequence[Stage]) -> bool:
-  return all(stage.traits.post_processing or stage.traits.place == 'round' for stage in stages)
+  return all(stage.traits.post_processing for stage in stages)
 
 
 def _select(stages: Sequence[Stage]) -> bool:

@@ -428,7 +428,7 @@ class _Run:
   def under(self, defense: Labelled, copies: str, alter: Callable) -> tuple[list[dict], list[dict], list[dict]]:
     """Returns the rows, pairs and control runs of one defense and one kind of copies."""
     label = defense.label
-    bound = bind(defense.method, self.scenario.context)
+    bound = bind(defense.method, self.scenario.context).sent  # a server's masks and choices are in no upload
     given = likelihood.expected(bound, self.scenario.context, self.given.batch_size)
     given = given.drawn() if self.random else given
     note(self.show, f'{label}: uploads, and what {len(self.listed.samples):,} candidates ({copies}) would send …')

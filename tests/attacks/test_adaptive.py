@@ -1110,6 +1110,11 @@ def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):
   context = Context(client, model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1), small_images)
   assert not any('floor' in name for name in adaptive_attacks('dpsgd(norm=1,noise=1)', context))
   assert any('floor' in name for name in adaptive_attacks('gaussian(stddev=0.1)', context))  # on the delta itself
+  both = 'dpsgd(norm=1,noise={})+gaussian(stddev=0.1)'
+  assert not any(
+    'floor' in name for name in adaptive_attacks(both.format(1), context)
+  )  # it is no sum without the first
+  assert any('floor' in name for name in adaptive_attacks(both.format(0), context))
 
 
 def test_members_act_in_the_order_of_their_places(context):

@@ -367,6 +367,42 @@ def test_a_state_holds_updates_or_only_counts_them(context, transformation, keep
   assert (bound.keeps, bound.holds, bound.held) == (keeps, holds, holds)
 
 
+def _added(size):
+  """Returns a transformation that adds noise of a size that depends on how often it was called."""
+
+  def update(updates, count, params=None, *, key, **extra):
+    noise = optax.tree.random_like(key, updates)
+    return jax.tree.map(lambda u, n: u + size(count) * n, updates, noise), count + 1
+
+  return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.float32), update)
+
+
+@pytest.mark.parametrize('trait', ['noise', 'mechanism'])
+def test_a_noise_that_is_stated_is_that_of_every_upload(context, trait):
+  """One that grew by its count had the ε and the likelihood of the first upload in all rounds."""
+  stated = {'noise': defenses.Noise(lambda *_: 1.0), 'mechanism': lambda *_: defenses.Mechanism(1.0, 'client')}
+  fading, steady = _added(lambda count: 0.9**count), _added(lambda count: 1.0)
+  traits = {'random': True, trait: stated[trait]}
+  several = dataclasses.replace(context, client=dataclasses.replace(context.client, share='delta', epochs=2))
+  for made, where, given in ((fading, 'upload', context), (fading, 'step', several)):
+    with pytest.raises(errors.UsageError, match=r'states a noise or a mechanism, .* depends on its state'):
+      defenses.bind(defenses.wrap(made, where, **traits), given)
+  for made, where, given in (
+    (steady, 'upload', context),
+    (steady, 'step', several),
+    (fading, 'step', context),  # of one step
+  ):
+    defenses.bind(defenses.wrap(made, where, **traits), given)
+  assert defenses.bind(defenses.wrap(fading, 'upload', random=True), context).keeps
+
+
+def test_traits_of_updates_are_none_of_samples_and_a_distribution_is_a_known_one():
+  with pytest.raises(errors.UsageError, match="the trait noise is of updates, and place='data' acts on samples"):
+    defenses.wrap(lambda key, samples, targets: (samples, targets), 'data', noise=defenses.Noise(lambda *_: 1.0))
+  with pytest.raises(errors.UsageError, match="unknown distribution 'uniform'"):
+    defenses.Noise(lambda *_: 1.0, distribution='uniform')
+
+
 def test_a_key_that_members_ignore_is_no_randomness(context, small_images):
   """A chain splits the key for each stage, whether it draws or not; so may a function that is compiled by itself."""
   images, labels = (x[:1] for x in small_images)

@@ -126,6 +126,18 @@ def test_a_clip_of_each_local_step_bounds_no_upload():
   assert mechanisms(defenses.chain(clipped, local)) == mechanisms(local) != ()
 
 
+@pytest.mark.parametrize(('place', 'unit', 'held'), [
+  ('upload', 'client', True), ('step', 'example', True), ('step', 'client', False), ('round', 'client', False),
+])  # fmt: skip
+def test_only_noise_of_an_upload_guarantees_anything_of_it(place, unit, held):
+  """A server that adds noise has seen the upload, and nobody says how many steps a client takes in a pass."""
+  noise, mechanism = defenses.Noise(lambda *_: 1.0), Mechanism(1.0, unit)
+  given = {'random': True, 'noise': noise, 'post_processing': True}
+  one = defenses.wrap(optax.identity(), place, mechanism=lambda *_: mechanism, **given)
+  assert mechanisms(one) == (mechanism,) * held
+  assert missing_bound(defenses.wrap(optax.identity(), place, **given)) == (None if place == 'round' else 'L2')
+
+
 @pytest.mark.parametrize('behind', ['quantize', 'adaquant', 'percentile_privacy'])
 def test_no_stage_denies_the_epsilon_of_the_one_before_it(behind):
   """A result said 'no ε' beside the ε of the noise that a code then rounds."""

@@ -24,7 +24,7 @@ from gradleak.core.locks import alone
 from gradleak.core.settings import setting
 from gradleak.core.storage import Workdir, digest
 from gradleak.defenses import Context, Defense, bind, differential_privacy, guarantees
-from gradleak.defenses.defense import norm_bound
+from gradleak.defenses.defense import PLACES, norm_bound
 from gradleak.defenses.differential_privacy import ACCOUNTANTS, Epsilon
 from gradleak.engine.progress import end, note, reporter
 from gradleak.federated import losses
@@ -342,7 +342,7 @@ def _probed(
     size: entries of a canary.
     canaries: the norm of a canary -> the samples with all canaries in, floats [N, size, 1, 1].
   """
-  finite = [bound for stage in defense.stages if math.isfinite(bound := norm_bound(stage))]
+  finite = [bound for stage in defense.at(*PLACES[:-1]) if math.isfinite(bound := norm_bound(stage))]
   bound, given = max(finite, default=1.0), scenario.client
   samples = canaries(_FAR * bound)
   bare = dataclasses.replace(
@@ -457,7 +457,7 @@ def _own(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSetting
       f'there are {len(scenario.samples)} private samples, too few for two neighbours of {size}: give more'
     )
   samples, targets = jnp.asarray(scenario.samples), jnp.asarray(scenario.targets)
-  bound = min(map(norm_bound, defense.stages), default=math.inf)
+  bound = min(map(norm_bound, defense.at(*PLACES[:-1])), default=math.inf)  # not what a server clips later
 
   @jax.jit
   def contributions() -> jax.Array:
