@@ -104,6 +104,7 @@ RANGES = {
     **CONCEALED, 'mixing': FRACTION, 'steps': COUNT, 'start': 'noise|proxy', 'sensitive': 'int? [0, inf)',
   },
   'defenses.defense.Mechanism.multiplier': {'relation': 'replace one|replace by zeros|add or remove one'},
+  'defenses.defense.Noise': {'distribution': 'gaussian|laplace|triangular'},
   'defenses.defense.Traits': {
     'place': 'data|step|upload|round', 'sparsifies': '|zeros|mask', 'clips_each': '|sample|upload|weight',
   },

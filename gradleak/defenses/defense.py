@@ -65,6 +65,11 @@ class Context:
     whole = not (self.client.frozen or self.client.private)
     return frozenset() if whole else self.client.kept_paths(self.variables['params'], self.sample_shape)
 
+  @property
+  def frozen(self) -> frozenset[tuple[str, ...]]:
+    """The paths of the parameters that the client does not train, which are zeros in its gradients."""
+    return dataclasses.replace(self, client=dataclasses.replace(self.client, private=())).unshared
+
 
 @dataclasses.dataclass(frozen=True)
 class Noise:
@@ -664,7 +669,7 @@ def bind(defense: Defense | None, context: Context) -> Bound:
     defense,
     tuple(stage.arguments_in(context) for stage in defense.stages),
     sum(int(stage.traits.gradients(context, stage.settings)) for stage in defense.stages),
-    dataclasses.replace(context, client=dataclasses.replace(context.client, private=())).unshared,
+    context.frozen,
     context.unshared,
   )
   bound.client(context.client)  # so that a factory's errors are raised here, and not while tracing

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -35,7 +35,7 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
   del count
   leaves, treedef = jax.tree.flatten(context.variables['params'])
   found = [0.0] * len(leaves)
-  for group in _groups(context.variables['params'], context.layers, settings['variant']):
+  for group in _groups(context.variables['params'], context.layers, settings['variant'], context.frozen):
     entries = np.concatenate([np.ravel(leaves[i]) for i in group])
     lost = min(_lost(settings['variant']), entries.size - 1)
     risk = min(1.0, float(np.var(entries, ddof=lost)))
@@ -44,19 +44,24 @@ def _variance(settings: Settings, context: Context, count: int) -> Tree:
   return jax.tree.unflatten(treedef, found)
 
 
-@defense(place='step', sparsifies='zeros', by_magnitude=True, arguments=lambda context, settings: (context.layers,))
+def _arguments(context: Context, settings: Settings) -> tuple:
+  del settings
+  return (context.layers, context.frozen) if context.frozen else (context.layers,)
+
+
+@defense(place='step', sparsifies='zeros', by_magnitude=True, arguments=_arguments)
 def outpost_pruning(
-  layers: Sequence[Layer] | None = None, *, prune: Fraction = 0.8, variant: Variant = 'paper'
+  layers: Sequence[Layer] | None = None, frozen: Any = (), *, prune: Fraction = 0.8, variant: Variant = 'paper'
 ) -> optax.GradientTransformationExtraArgs:
   """The pruning of `outpost` without its noise, in the first step of a round alone: what is not random of it.
 
   Args:
-    layers, prune, variant: as `outpost` takes them.
+    layers, frozen, prune, variant: as `outpost` takes them.
   """
 
   def update(updates: Tree, state: OutpostState, params: Tree = None, **extra: Any) -> tuple[Tree, OutpostState]:
     del params, extra
-    kept = _group_masks(lambda g: largest(g, prune), updates, _groups(updates, layers, variant))
+    kept = _group_masks(lambda g: largest(g, prune), updates, _groups(updates, layers, variant, frozen))
     count = optax.safe_increment(state.count)
     pruned = jax.tree.map(lambda u, k: jnp.where(k | (count > 1), u, jnp.zeros_like(u)), updates, kept)
     return pruned, OutpostState(count)
@@ -69,7 +74,7 @@ def outpost_pruning(
   citation='Wang, Hugh, Li: More Than Enough Is Too Much: Adaptive Defenses against Gradient Leakage in Production '
   'Federated Learning. IEEE/ACM Transactions on Networking, 2024.',
   random=True,
-  arguments=lambda context, settings: (context.layers,),
+  arguments=_arguments,
   sparsifies='zeros',
   by_magnitude=True,
   noise=Noise(_variance, lambda settings: settings['fisher']),
@@ -78,6 +83,7 @@ def outpost_pruning(
 )
 def outpost(
   layers: Sequence[Layer] | None = None,
+  frozen: Any = (),
   *,
   noise: NonNegative = 0.8,
   fisher: Fraction = 0.4,
@@ -108,6 +114,7 @@ def outpost(
 
   Args:
     layers: the model's layers, a sequence of `gradleak.core.trees.Layer`; None takes the modules of the parameter tree.
+    frozen: the paths of parameters that are not trained, `Context.frozen`; layers and model are then what is trained.
     noise: λ.
     fisher: φ.
     decay: β; infinity protects only the first step.
@@ -122,7 +129,7 @@ def outpost(
   Raises (from its update):
     UsageError: for a missing `key=` or `params`.
   """
-  protect = functools.partial(_protected, layers, variant, noise=noise, fisher=fisher, prune=prune)
+  protect = functools.partial(_protected, layers, variant, frozen, noise=noise, fisher=fisher, prune=prune)
 
   def update(
     updates: Tree,
@@ -173,6 +180,7 @@ def _lost(variant: str) -> int:
 def _protected(
   layers: Sequence[Layer] | None,
   variant: str,
+  frozen: Collection,
   key: jax.Array,
   updates: Tree,
   params: Tree,
@@ -182,7 +190,7 @@ def _protected(
   prune: float,
 ) -> Tree:
   """Returns the gradient of a protected step; the settings are those of `outpost`."""
-  groups = _groups(updates, layers, variant)
+  groups = _groups(updates, layers, variant, frozen)
   chosen = _highest_fisher if variant == 'paper' else _highest_mean_fisher
 
   def perturb(u: jax.Array, kept: jax.Array, noisy: jax.Array, risk: jax.Array, draw: jax.Array) -> jax.Array:
@@ -200,12 +208,15 @@ def _protected(
   )
 
 
-def _groups(tree: Tree, layers: Sequence[Layer] | None, variant: str) -> list[list[int]]:
-  """Returns, for each group of tensors with a common risk and threshold, the indices of its leaves."""
+def _groups(tree: Tree, layers: Sequence[Layer] | None, variant: str, frozen: Collection) -> list[list[int]]:
+  """Returns, for each group of trained tensors with a common risk and threshold, the indices of its leaves."""
+  trained = [i for i, (path, _) in enumerate(jax.tree.leaves_with_path(tree)) if trees.path_names(path) not in frozen]
   if variant == 'code':
-    return [[i] for i in range(len(jax.tree.leaves(tree)))]
-  numbers, count = trees.layer_numbers(tree, layers)
-  return [[i for i, number in enumerate(jax.tree.leaves(numbers)) if number == group] for group in range(count)]
+    return [[i] for i in trained]
+  found, count = trees.layer_numbers(tree, layers)
+  numbers = jax.tree.leaves(found)
+  groups = [[i for i in trained if numbers[i] == group] for group in range(count)]
+  return [group for group in groups if group]
 
 
 def _vector(leaves: Sequence[jax.Array]) -> jax.Array:
@@ -226,7 +237,7 @@ def _split(vector: jax.Array, shapes: Sequence[tuple[int, ...]]) -> list[jax.Arr
 def _group_masks(function: Callable[[jax.Array], jax.Array], tree: Tree, groups: list[list[int]]) -> Tree:
   """Returns a tree of masks: `function` of each group's vector of entries, cut back into tensors."""
   leaves, treedef = jax.tree.flatten(tree)
-  masks: list[Any] = [None] * len(leaves)
+  masks: list[Any] = [jnp.zeros(leaf.shape, bool) for leaf in leaves]
   for group in groups:
     mask = function(_vector([leaves[i] for i in group]))
     for i, part in zip(group, _split(mask, [leaves[i].shape for i in group]), strict=True):
@@ -237,7 +248,7 @@ def _group_masks(function: Callable[[jax.Array], jax.Array], tree: Tree, groups:
 def _risks(params: Tree, groups: list[list[int]], lost: int) -> Tree:
   """Returns a tree of float32 scalars: each tensor's risk, the clamped variance of its group's parameters."""
   leaves, treedef = jax.tree.flatten(params)
-  risks: list[Any] = [None] * len(leaves)
+  risks: list[Any] = [jnp.float32(0)] * len(leaves)
   for group in groups:
     entries = _vector([leaves[i] for i in group])
     risk = jnp.minimum(jnp.var(entries, ddof=min(lost, entries.size - 1)), jnp.float32(1))
@@ -253,9 +264,11 @@ def _highest_fisher(updates: Tree, groups: list[list[int]], fraction: float) -> 
 
 def _highest_mean_fisher(updates: Tree, groups: list[list[int]], fraction: float) -> Tree:
   """Returns the mask of variant 'code': one threshold for the whole model, on g² averaged over axis 0."""
-  del groups
   leaves, treedef = jax.tree.flatten(updates)
-  fisher = [jnp.mean(jnp.square(jnp.atleast_1d(g).astype(jnp.float32)), axis=0) for g in leaves]
-  masks = _split(largest(_vector(fisher), 1 - fraction), [f.shape for f in fisher])
-  masks = [jnp.broadcast_to(mask[None], jnp.atleast_1d(g).shape) for mask, g in zip(masks, leaves, strict=True)]
-  return jax.tree.unflatten(treedef, [mask.reshape(g.shape) for mask, g in zip(masks, leaves, strict=True)])
+  trained = [jnp.atleast_1d(leaves[i]) for (i,) in groups]
+  fisher = [jnp.mean(jnp.square(g.astype(jnp.float32)), axis=0) for g in trained]
+  masks = [jnp.zeros(leaf.shape, bool) for leaf in leaves]
+  found = _split(largest(_vector(fisher), 1 - fraction), [f.shape for f in fisher])
+  for (i,), g, mask in zip(groups, trained, found, strict=True):
+    masks[i] = jnp.broadcast_to(mask[None], g.shape).reshape(leaves[i].shape)
+  return jax.tree.unflatten(treedef, masks)

@@ -201,6 +201,31 @@ def test_a_dead_layer_receives_its_share_of_noise_and_no_more():
   assert np.count_nonzero(out['a']) == np.count_nonzero(out['b']) == 40
 
 
+@pytest.mark.parametrize('variant', ['paper', 'code'])
+def test_layers_and_model_are_what_a_client_trains(variant):
+  """Zeros of what is frozen were the smallest entries: none of the others was pruned, and all had noise."""
+  params = {'a': jax.random.normal(jax.random.key(1), (900,)), 'b': jax.random.normal(jax.random.key(2), (100,))}
+  updates = {'a': jnp.zeros(900), 'b': jnp.arange(1, 101.0)}
+  params, updates = ({'a': tree['a'], 'b': tree['b'][None]} for tree in (params, updates))
+  layers = (trees.Layer('both', (('b',), ('a',))),)
+  made = outpost(layers, frozenset({('a',)}), noise=1e-3, fisher=0.4, prune=0.8, decay=0.0, variant=variant)
+  out, _ = made.update(updates, OutpostState(jnp.int32(0)), params, key=KEY)
+  assert np.count_nonzero(out['b']) == 40 and np.count_nonzero(out['a']) == 0
+  assert np.count_nonzero(np.abs(out['b']) > 1) == 20
+
+
+def test_a_client_says_what_it_does_not_train(network):
+  model, variables = network
+  frozen = model.layers((8, 8, 1))[0]
+  client = Client(model, 10, frozen=(frozen.name,), private=(model.layers((8, 8, 1))[-1].name,))
+  context = _context(client, variables)
+  bound = defenses.bind(outpost(), context)
+  assert bound.arguments == ((model.layers((8, 8, 1)), frozenset(frozen.paths)),)
+  assert defenses.bind(
+    bound.defense.stages[0].traits.simulated({'prune': 0.5, 'variant': 'code'}), context
+  ).arguments == (bound.arguments)
+
+
 def test_the_count_runs_within_a_round_and_starts_anew_in_the_next(linear, small_images):
   """With decay=inf the first step alone is protected, and with prune=1 and no noise it does nothing at all."""
   images, labels = jnp.asarray(small_images[0][:3]), jnp.asarray(small_images[1][:3])
