@@ -18,7 +18,7 @@ from jax.interpreters import partial_eval
 from gradleak.core import errors, methods, trees
 from gradleak.core.reuse import reusable
 from gradleak.core.trees import Layer, Tree, path_names
-from gradleak.models import convolution, masked, modes, repeated
+from gradleak.models import convolution, masked, modes, programs, repeated
 from gradleak.models.state_dict import Layout
 
 ImageShape = tuple[int, ...]
@@ -469,8 +469,7 @@ def _modes(model: Model, structure: Any, shapes: tuple, sample_shape: ImageShape
 
   train, evaluation = traced(True).jaxpr, traced(False).jaxpr
   texts = {methods.program_text(one) for one in (train, evaluation)}
-  given = {id(variable) for variable in train.invars}
-  return len(texts) == 1, any(id(variable) not in given for variable in train.outvars[1:])
+  return len(texts) == 1, None in programs.passed_on(train)[1:]
 
 
 def initial(model: Model, key: jax.Array, sample_shape: ImageShape) -> Tree:

@@ -48,3 +48,20 @@ def walked(
     made = operation(equation, [value(variable) for variable in equation.invars])
     known |= dict(zip(equation.outvars, made, strict=True))
   return [value(variable) for variable in jaxpr.outvars]
+
+
+def passed_on(program: Jaxpr) -> list[int | None]:
+  """Returns which input each output of a program is, by its place; None for what is computed.
+
+  It looks into functions that a network compiles, or differentiates, by themselves. What a loop returns is computed.
+  """
+
+  def operation(equation: Any, taken: list[Any]) -> Sequence[Any]:
+    parts = [getattr(one, 'jaxpr', one) for one in inner(equation)]
+    looped = equation.primitive.name in ('scan', 'while', 'cond')
+    if looped or len(parts) != 1 or len(parts[0].invars) != len(taken):
+      return [None] * len(equation.outvars)
+    return walked(parts[0], [None] * len(parts[0].constvars), taken, operation, lambda number: None)
+
+  places = range(len(program.invars))
+  return walked(program, [None] * len(program.constvars), places, operation, lambda number: None)

@@ -27,6 +27,7 @@ from gradleak.models.model import Model
 from gradleak.models.programs import walked
 
 _SHARPEST = 1e-6  # of the scale of a map: what is smaller is rounding
+_CHECKPOINTS = ('checkpoint', 'remat', 'remat2')
 _MOVES = ('broadcast_in_dim', 'reshape', 'squeeze', 'expand_dims', 'convert_element_type')
 
 
@@ -34,7 +35,7 @@ def soft_slopes(model: Model, softness: float | jax.Array) -> Model:
   """Returns a model with the outputs of another, and soft derivatives.
 
   Max pools are seen where they are those of `gradleak.models`, of a PyTorch module or of Flax. A network without ReLU
-  and max pool stays as it is, and so does what is inside a loop of a network.
+  and max pool stays as it is. So does what is inside a loop or a branch, or has a derivative of its own.
 
   Args:
     model: the `Model`.
@@ -127,6 +128,13 @@ class _Soft:
       return [largest(taken[0], self.scaled(taken[0]))]
     if inner is not None:
       return self.run(inner.jaxpr, inner.consts, taken)
+    if name in _CHECKPOINTS:
+      again = jax.checkpoint(
+        lambda *taken: self.run(options['jaxpr'], (), taken),
+        prevent_cse=options['prevent_cse'],
+        policy=options['policy'],
+      )
+      return again(*taken)
     given = equation.primitive.get_bind_params(options)
     functions, given = given if isinstance(given, tuple) else ((), given)  # as older versions of JAX return them
     made = equation.primitive.bind(*functions, *taken, **given)

@@ -218,3 +218,52 @@ def test_functions_are_told_by_the_same_names():
     model = models.from_functions(lambda key, shape: {}, scope['apply'])
     found = model.apply({'params': {}}, np.ones((1, 2), np.float32), True)[0][0, 0]
     assert found == (2.0 if name in modes.TRAINING else 1.0)
+
+
+def differentiated(function):
+  """The same function with derivatives of its own."""
+  made = jax.custom_jvp(function)
+  made.defjvp(lambda primals, tangents: jax.jvp(function, primals, tangents))
+  return made
+
+
+def pulled(function):
+  made = jax.custom_vjp(function)
+  made.defvjp(lambda *given: jax.vjp(function, *given), lambda back, cotangents: back(cotangents))
+  return made
+
+
+WRAPPERS = [
+  lambda function: function,
+  jax.jit,
+  jax.checkpoint,
+  differentiated,
+  pulled,
+  lambda f: jax.jit(jax.checkpoint(f)),
+]
+
+
+@pytest.mark.parametrize('wrapper', WRAPPERS, ids=['plain', 'jit', 'checkpoint', 'jvp', 'vjp', 'both'])
+@pytest.mark.parametrize('updates', [True, False])
+def test_statistics_are_seen_through_what_wraps_a_part(wrapper, updates):
+  """Running statistics that a compiled part returns as they came were taken for new ones."""
+
+  def norm(kernel, mean, samples):
+    z = samples.reshape(len(samples), -1) @ kernel
+    own = z.mean(0) if updates else mean
+    return z - own[None], own
+
+  def init(key, shape):
+    return {'params': {'kernel': jax.random.normal(key, (64, 10))}, 'batch_stats': {'mean': jax.numpy.zeros(10)}}
+
+  def apply(variables, samples, train=False, key=None):
+    logits, mean = wrapper(norm)(variables['params']['kernel'], variables['batch_stats']['mean'], samples)
+    return logits * (2.0 if train else 1.0), {'mean': mean}
+
+  made = models.Model('mine', init, apply)
+  variables = init(jax.random.key(0), SHAPE)
+  if updates:
+    models.model.check_mode(made, variables, SHAPE, 'train')
+    return
+  with pytest.raises(gl.UsageError, match='uses its running statistics in training'):
+    models.model.check_mode(made, variables, SHAPE, 'train')

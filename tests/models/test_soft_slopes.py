@@ -62,6 +62,20 @@ def test_a_slope_is_soft_where_derivatives_are_nested(kind):
   np.testing.assert_allclose(jax.vmap(nested)(x), 2 * sigmoid + x * sigmoid * (1 - sigmoid) / width, rtol=1e-5)
 
 
+@pytest.mark.parametrize('inside', [True, False])
+def test_what_is_computed_again_in_the_backward_pass_is_soft_as_well(inside):
+  """A ReLU in a part under `jax.checkpoint` kept its step."""
+  kernel, images = jax.random.normal(jax.random.key(1), (6, 3)), jax.random.normal(KEY, (2, 6))
+
+  def part(z, kernel):
+    return jnp.maximum(z @ kernel, 0) ** 2
+
+  again = jax.jit(jax.checkpoint(part)) if inside else jax.checkpoint(jax.jit(part))
+  plain, remade = (slope(*model(function, kernel), images, 0.5) for function in (part, again))
+  np.testing.assert_allclose(plain, remade, rtol=1e-6)
+  assert np.abs(plain - slope(*model(part, kernel), images, 1e-5)).max() > 0.1
+
+
 def test_other_maxima_and_functions_stay_as_they_are():
   """A maximum with one, a sine, and a function that takes one value twice."""
   kernel, images = jnp.asarray([[0.5, 2.0, -1.0]]), jax.random.normal(KEY, (4, 3))
