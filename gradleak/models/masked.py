@@ -10,22 +10,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 # The weights of a batch's images [N], 0 for those that only fill it.
 _masked: contextvars.ContextVar[jax.Array | None] = contextvars.ContextVar('masked', default=None)
+# A network may compile parts of itself by `jax.jit`: those that hold the weights of one block are of no other one.
+_block = jax.make_user_context(None)
 
 
 @contextlib.contextmanager
 def masked(weights: jax.Array | None) -> Iterator[None]:
   """In this block, BatchNorm of Flax Linen and of PyTorch leaves out images of weight 0; with None, all count.
 
-  A function that is compiled by itself needs a block of its own. A traced value of the program around it would stay in
-  it, and fail in the next program that calls it.
+  A function that is compiled by itself in the block is traced anew in each. It would keep the weights of the first.
   """
+  traced = isinstance(weights, jax.core.Tracer)
   token = _masked.set(weights)
   try:
-    yield
+    with _block(object() if traced else None if weights is None else np.asarray(weights).tobytes()):
+      yield
   finally:
     _masked.reset(token)
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from gradleak import Client, defenses, models
 from gradleak.core import trees
@@ -113,3 +114,23 @@ def test_a_layer_that_nobody_sends_keeps_its_statistics(federation):
   after, done = simulation.run_round(silent, state, KEY)
   assert done.bytes_statistics.tolist() == [0, 0, 0]
   jax.tree.map(np.testing.assert_array_equal, after.variables, state.variables)
+
+
+class Compiled(nn.Module):
+  """A network with a part that is compiled by itself."""
+
+  @nn.compact
+  def __call__(self, x, train=False):
+    norm = nn.jit(nn.BatchNorm)(use_running_average=not train, name='norm')
+    return nn.Dense(10)(norm(nn.Dense(6)(x.reshape(x.shape[0], -1))))
+
+
+@pytest.mark.long
+def test_padding_stays_out_of_a_part_that_is_compiled_by_itself(small_images):
+  """Such a part held the traced weights of the first batch, and failed in the next program."""
+  samples, labels = (jnp.asarray(x[:5]) for x in small_images)
+  client = Client(models.from_flax(Compiled()), 10, share='delta', batch_size=4)
+  variables = client.model.init(jax.random.key(0), samples.shape[1:])
+  padded = jax.jit(client.participate)(None, variables, samples, labels, jnp.asarray([1.0, 1, 1, 0, 0]))[0].update
+  alone = jax.jit(client.participate)(None, variables, samples[:3], labels[:3])[0].update
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), padded, alone)
