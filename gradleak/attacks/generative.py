@@ -33,6 +33,8 @@ PNP = (
   'Sciences 2017.'
 )
 
+WIDTH, TRAINING_STEPS = 16, 2000  # of a prior that is trained on public images, by default
+WEIGHT_RATE, RADIUS, GROWTH = 1e-3, 0.1, 0.5  # of what moves behind the latents, by default
 KEPT = 4  # priors, the last ones trained
 _TRAINED: dict[tuple, Tree] = {}
 
@@ -78,9 +80,11 @@ def _told(made: Attack, file: str, kind: str = 'generator') -> Attack:
   return made._replace(prior=f'It holds a {kind} that was trained on {images}, and on no private image that is known.')
 
 
-def _check_training(width: int, training_steps: int) -> None:
+def _check_training(file: str, width: int, training_steps: int) -> None:
   errors.check_number('width', width, low=1, high=4096, integer=True)
   training.check_steps('training_steps', training_steps)
+  if file:
+    errors.check_idle('beside a file', {'width': (width, WIDTH), 'training_steps': (training_steps, TRAINING_STEPS)})
 
 
 def _generator(file: str, width: int, make: Any) -> Generator:
@@ -145,8 +149,8 @@ def ggl(
   population: int = 50,
   kl: float = 0.1,
   distance: str = 'squared_euclidean',
-  width: int = 16,
-  training_steps: int = 2000,
+  width: int = WIDTH,
+  training_steps: int = TRAINING_STEPS,
 ) -> tuple[str, tuple]:
   r"""Generative gradient leakage (Li et al. 2022): CMA-ES on the latents of a trained generator.
 
@@ -170,7 +174,7 @@ def ggl(
     UsageError: for a value out of range or a file that cannot be read; when run, for a prior that has seen a private
       image.
   """
-  _check_training(width, training_steps)
+  _check_training(file, width, training_steps)
   settings = {'distance': distance, 'generator': _generator(file, width, of_latents)}
   return file, (steps, settings, {'population': population, 'kl': kl})
 
@@ -182,11 +186,11 @@ def gias(
   steps: int = 6000,
   latent_steps: int = 1000,
   learning_rate: float = 3e-2,
-  weight_rate: float = 1e-3,
+  weight_rate: float = WEIGHT_RATE,
   tv: float = 1e-6,
   distance: str = 'cosine',
-  width: int = 16,
-  training_steps: int = 2000,
+  width: int = WIDTH,
+  training_steps: int = TRAINING_STEPS,
 ) -> tuple[str, Preset]:
   r"""Gradient inversion with an adapted generator (Jeon et al. 2021): first the latents, then the weights.
 
@@ -208,9 +212,11 @@ def gias(
   Raises:
     UsageError: as `ggl`.
   """
-  _check_training(width, training_steps)
+  _check_training(file, width, training_steps)
   errors.check_number('latent_steps', latent_steps, low=0, high=steps, integer=True)
   errors.check_number('weight_rate', weight_rate, low=1e-12, finite=True)
+  if latent_steps == steps:
+    errors.check_idle('where latent_steps leaves no other steps', {'weight_rate': (weight_rate, WEIGHT_RATE)})
   optimizer = in_turn(
     first_order('adam', learning_rate, steps),
     lambda number, length: first_order('adam', weight_rate, length),
@@ -227,13 +233,13 @@ def gifd(
   steps: int = 5000,
   latent_steps: int = 1000,
   learning_rate: float = 0.1,
-  radius: float = 0.1,
-  growth: float = 0.5,
+  radius: float = RADIUS,
+  growth: float = GROWTH,
   tv: float = 1e-4,
   l2: float = 1e-6,
   distance: str = 'cosine',
-  width: int = 16,
-  training_steps: int = 2000,
+  width: int = WIDTH,
+  training_steps: int = TRAINING_STEPS,
 ) -> tuple[str, Preset]:
   r"""Feature domain optimization (Fang et al. 2023): the latents, then the features of one layer after the other.
 
@@ -265,10 +271,13 @@ def gifd(
   Raises:
     UsageError: as `ggl`; when run, for a generator without layers between latents and images.
   """
-  _check_training(width, training_steps)
+  _check_training(file, width, training_steps)
   errors.check_number('latent_steps', latent_steps, low=0, high=steps, integer=True)
   errors.check_number('radius', radius, low=0, finite=True)
   errors.check_number('growth', growth, low=0, finite=True)
+  if latent_steps == steps:
+    ball = {'radius': (radius, RADIUS), 'growth': (growth, GROWTH)}
+    errors.check_idle('where latent_steps leaves no other steps', ball)
 
   def of_layer(number: int, length: int) -> optax.GradientTransformation:
     adam = first_order('adam', learning_rate, length, decay='warm')
@@ -289,8 +298,8 @@ def pnp(
   prior: float = 1e-2,
   first_level: float = 0.3,
   last_level: float = 0.03,
-  width: int = 16,
-  training_steps: int = 2000,
+  width: int = WIDTH,
+  training_steps: int = TRAINING_STEPS,
 ) -> tuple[str, Preset]:
   r"""Plug-and-play matching: `csdlg_fast` with a denoiser's score in place of total variation, annealed.
 
@@ -310,7 +319,7 @@ def pnp(
   Raises:
     UsageError: as `ggl`.
   """
-  _check_training(width, training_steps)
+  _check_training(file, width, training_steps)
   errors.check_number('prior', prior, low=0, finite=True)
   for name, level in (('first_level', first_level), ('last_level', last_level)):
     errors.check_number(name, level, low=denoiser.LEVELS[0], high=denoiser.LEVELS[1])

@@ -15,6 +15,7 @@ import optax
 
 from gradleak.attacks.base import Attack, AttackMethod, attack
 from gradleak.attacks.matching import TERMS, Ladder, Matching, composed, gradient_matching, settings
+from gradleak.attacks.matching.distances import DISTANCES
 from gradleak.attacks.matching.optimizers import first_order, lbfgs
 from gradleak.federated import Client
 
@@ -313,7 +314,11 @@ def annealed(
   return Climb(base, rungs_of, 'roughness')
 
 
-@preset('Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.', reads=())
+@preset(
+  'Balunović, Dimitrov, Staab, Vechev: Bayesian Framework for Gradient Leakage. ICLR 2022.',
+  reads=(),
+  without=(*DISTANCES['prefix'].ignores, 'order', 'subset', 'subset_weight', 'subset_growth'),
+)
 def prefix(*, steps: int = 400, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
 

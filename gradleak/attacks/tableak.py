@@ -121,7 +121,9 @@ def tableak(
     distance, gradient, optimizer, decay: as `csdlg` takes them.
 
   Raises:
-    UsageError: for a client whose samples are no rows of a table.
+    UsageError: for a client whose samples are no rows of a table, and for a pooling of one start.
   """
+  if seeds == 1:
+    errors.check_idle('with one start', {'pooling': (pooling, 'median')})
   solver = first_order(optimizer, learning_rate, steps, gradient=gradient, decay=decay)
   return Preset(solver, steps, {'distance': distance, 'seeds': seeds}), pooling

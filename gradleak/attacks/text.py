@@ -14,6 +14,7 @@ from gradleak.attacks.matching import Matching, MatchState, composed
 from gradleak.attacks.matching.distances import both_norms
 from gradleak.attacks.matching.optimizers import first_order
 from gradleak.attacks.presets import Preset, preset
+from gradleak.core import errors
 from gradleak.core.settings import Choice, Count, NonNegative, Range
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
@@ -30,6 +31,7 @@ LAMP = (
   '2022.'
 )
 RELAXATIONS = ('softmax', 'embeddings')
+SIZE = 1.0  # the weight of LAMP's term of the norms of embeddings, by default
 _BURN_IN = 0.1  # share of the steps before the first move, as published
 Moved = Annotated[str, Choice(RELAXATIONS)]
 
@@ -218,7 +220,7 @@ def lamp(
   learning_rate: Annotated[float, Range(1e-12, finite=True)] = 0.1,
   relaxation: Moved = 'softmax',
   surprise: NonNegative = 0.2,
-  size: NonNegative = 1.0,
+  size: NonNegative = SIZE,
   moves: Annotated[int, Range(1, 200)] = 3,
   every: Count = 75,
   starts: Annotated[int, Range(1, 10_000)] = 500,
@@ -250,8 +252,11 @@ def lamp(
     partial: fraction of the largest entries of each tensor that are compared; None for all.
 
   Raises:
-    UsageError: for a value out of range; in an audit, without public texts.
+    UsageError: for a value out of range, and for a `size` where probabilities are moved; in an audit, without public
+      texts.
   """
+  if relaxation != 'embeddings':
+    errors.check_idle(f'to relaxation={relaxation!r}', {'size': (size, SIZE)})
   solver = first_order('adam', learning_rate, steps, decay='cosine')
   given = {'distance': 'mean_cosine', 'relaxation': relaxation, 'partial': partial}
   made = composed(client, solver, steps, given)

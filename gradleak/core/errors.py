@@ -118,6 +118,20 @@ def check_number(
   return value
 
 
+def check_idle(where: str, given: Mapping[str, tuple[Any, Any]]) -> None:
+  """Raises `UsageError` for the first setting that is known not to be at its default, where it changes nothing.
+
+  Args:
+    where: to what it makes no difference, such as "to distance='prefix'" or 'without subset'.
+    given: (value, default) by name; traced values are not known, and pass.
+  """
+  import jax
+
+  for name, (value, default) in given.items():
+    if not isinstance(value, jax.core.Tracer) and value != default:
+      raise UsageError(f'{name} makes no difference {where}: leave it out')
+
+
 def check_limit(limit: int | None, size: int, noun: str, split: str, name: str) -> None:
   """Raises `SizeError` where more samples, called by their noun, are asked for than the split of a dataset has."""
   if limit is not None and limit > size:

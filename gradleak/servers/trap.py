@@ -32,7 +32,9 @@ from gradleak.models.model import require
 from gradleak.servers.base import Server, check_sent, one_round, replaced, server
 from gradleak.threat import Observation
 
-VARIANTS = ('mirrored', 'independent', 'both', 'soliton_free', 'soliton_data', 'qbi')
+SIGNED = ('mirrored', 'independent', 'both')  # whose positive weights are scaled
+VARIANTS = (*SIGNED, 'soliton_free', 'soliton_data', 'qbi')
+SCALE = 0.99  # by default
 
 _SOLITON = 0.05, 0.4  # c and δ of the published experiments
 # A quotient that leaves its modality's box by more than _SLACK is a mixture. Two within _EQUAL, root mean square, are
@@ -225,7 +227,7 @@ def trap_weights(
   batch_size: int,
   *,
   variant: str,
-  scale: float = 0.99,
+  scale: float = SCALE,
   stddev: float = 0.5,
   auxiliary: np.ndarray | None = None,
   kind: Modality = IMAGES,
@@ -262,7 +264,7 @@ def trap_weights(
   pixels = np.flatnonzero(inputs)
   weights = rng.normal(0, stddev, (neurons, pixels.size))
   bias = np.zeros(neurons)
-  if variant in ('mirrored', 'independent', 'both'):
+  if variant in SIGNED:
     mirrored = {'mirrored': slice(None), 'independent': slice(0), 'both': slice(None, None, 2)}[variant]
     negative = -np.abs(weights[mirrored, : -(-pixels.size // 2)])
     halves = np.concatenate([negative, -scale * negative[:, : pixels.size // 2]], axis=1)
@@ -286,7 +288,7 @@ def trap_weights(
 
 
 @server
-def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Server:
+def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = SCALE) -> Server:
   """The server that sets the first dense layer to trap weights, and the convolutions in front to pass the image on.
 
   Which signs are stronger depends on data and scale; docs/measurements.md has figures.
@@ -301,8 +303,9 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
   Raises (in `prepare`):
     UsageError: for a model whose convolutions cannot pass the image on to a
       hidden dense layer, one whose neurons are never silent, layers that are not sent, or 'soliton_data' without public
-      images.
+      images. When made: for a scale of a variant that has none.
   """
+  _check_scale(variant, scale)
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     model, params = scenario.client.model, scenario.variables['params']
@@ -329,6 +332,11 @@ def trap_server(*, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fr
     return scenario._replace(variables={**variables, 'params': params})
 
   return one_round(prepare)
+
+
+def _check_scale(variant: str, scale: float | jax.Array) -> None:
+  if variant not in SIGNED:
+    errors.check_idle(f'to variant={variant!r}', {'scale': (scale, SCALE)})
 
 
 def _check_passage(model, variables, paths, way, sample_shape):
@@ -424,7 +432,7 @@ def _equal(rows):
   'EuroS&P 2023.',
   server=trap_server,
 )
-def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = 0.99) -> Attack:
+def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', scale: Fraction = SCALE) -> Attack:
   r"""Trap weights (Boenisch et al. 2023 and later): reads the images that have a neuron of the trap layer to
   themselves.
 
@@ -440,9 +448,10 @@ def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', 
     client: whose model the images pass.
     variant, scale: see `trap_server`.
 
-  Raises (when run):
-    UsageError: see `passage`.
+  Raises:
+    UsageError: for a scale of a variant that has none; when run, see `passage`.
   """
+  _check_scale(variant, scale)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     sample_shape = observation.batch_shape[1:]

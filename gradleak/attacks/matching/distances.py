@@ -80,6 +80,7 @@ class Distance(NamedTuple):
     single: whether it is of one sample.
     layers: whether `between` takes the model's layers.
     direction: whether it is the angle of plain gradients, which `ghost` computes of products.
+    scaled: whether the sizes of the updates make a difference.
     ignores: settings of a search that make no difference to it, and are refused beside it.
   """
 
@@ -89,6 +90,7 @@ class Distance(NamedTuple):
   single: bool = False
   layers: bool = False
   direction: bool = False
+  scaled: bool = True
   ignores: tuple[str, ...] = ()
 
 
@@ -120,17 +122,23 @@ def tells(unknowns: int, entries: int) -> bool:
   return unknowns >= entries
 
 
+# What an attacker assumes of local training, see `simulation.Simulation`.
+TRAINING = ('epochs', 'batch_size', 'rate', 'orders')
+
 DISTANCES = {
   'squared_euclidean': Distance(squared_euclidean, trees.squared_norm, lambda noise, total: noise),
-  'cosine': Distance(cosine, _one, _angle, direction=True),
-  'mean_cosine': Distance(mean_cosine, _one, _none),
-  'dense_input': Distance(dense_input, _one, _none, single=True, layers=True, ignores=('layer_weighting',)),
+  'cosine': Distance(cosine, _one, _angle, direction=True, scaled=False),
+  'mean_cosine': Distance(mean_cosine, _one, _none, scaled=False),
+  'dense_input': Distance(
+    dense_input, _one, _none, single=True, layers=True, scaled=False, ignores=('layer_weighting',)
+  ),
   'prefix': Distance(
     None,
     lambda observed: jnp.float32(2),
     _none,
     single=True,
-    ignores=('layer_weighting', 'partial', 'form', 'decoys'),
+    scaled=False,
+    ignores=('layer_weighting', 'partial', 'form', 'decoys', 'match', *TRAINING),
   ),
 }
 

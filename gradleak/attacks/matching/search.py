@@ -18,12 +18,12 @@ import optax
 
 from gradleak.attacks.base import Attack, Reconstruction, unsent
 from gradleak.attacks.matching import ghost, prefix
-from gradleak.attacks.matching.distances import Comparison, clipped, layer_weights, tells, weighed
+from gradleak.attacks.matching.distances import TRAINING, Comparison, clipped, layer_weights, tells, weighed
 from gradleak.attacks.matching.optimizers import ComparesValues
 from gradleak.attacks.matching.samples import Samples, classes_of, labels_of, starting_labels
 from gradleak.attacks.matching.simulation import FALL, Simulation, joined, reverse, shared_gradient
 from gradleak.attacks.matching.subsets import Subsets
-from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, summed
+from gradleak.attacks.matching.terms import TERMS, Given, Term, addends, check_modality, in_use, summed
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
@@ -99,14 +99,7 @@ class Matching:
       raise errors.UsageError(
         f'distance={self.comparison.distance!r} is of one sample, which has no subsets: leave out subset'
       )
-    given = {
-      'layer_weighting': self.comparison.layer_weighting != 'uniform',
-      'partial': self.comparison.partial is not None,
-      'form': self.comparison.form == 'ghost',
-      'decoys': self.samples.decoys > 0,
-    }
-    for name in filter(given.get, self.comparison.measure.ignores):
-      raise errors.UsageError(f'{name} makes no difference to distance={self.comparison.distance!r}: leave it out')
+    self.check_used()
     if self.client is not None:
       check_modality(self.terms, self.client.modality)
       self.samples.check(self.client)
@@ -116,6 +109,21 @@ class Matching:
         raise errors.UsageError(
           'subset is of a mean gradient of cross-entropy: not for the steps of local training, nor for other losses'
         )
+
+  def check_used(self) -> None:
+    """Raises `UsageError` for a setting that makes no difference beside the others."""
+    measure, named = self.comparison.measure, f'distance={self.comparison.distance!r}'
+    parts = {**vars(self.samples), **vars(self.comparison), **vars(self.simulation)}
+    known = settings()
+    given = {name: (value, known[name].default) for name, value in parts.items() if name in known}
+    errors.check_idle(f'to {named}', {name: given[name] for name in measure.ignores})
+    if self.simulation.takes_gradient() and not measure.scaled:
+      assumed = {name: given[name] for name in TRAINING if name != 'orders'}
+      errors.check_idle(f'to match={self.simulation.match!r} beside {named}, which compares directions', assumed)
+    missing = {'seeds': self.samples.seeds == 1, 'orders': self.simulation.orders == 'known'}
+    for name, term in self.terms:
+      if missing.get(term.beside) and in_use(name, term):
+        raise errors.UsageError(f'{name} makes no difference without {term.beside}: leave it out')
 
   @functools.cached_property
   def form(self) -> Relaxation:
@@ -297,6 +305,10 @@ class Matching:
 
   def init(self, key: jax.Array, observation: Observation) -> MatchState:
     """Returns the state before the first step."""
+    if self.comparison.measure.single and observation.knowledge.labels == 'optimised':
+      raise errors.UsageError(
+        f'distance={self.comparison.distance!r} tells no labels, so that they cannot be optimised: give or infer them'
+      )
     image_key, label_key = jax.random.split(key)
     given = starting_labels(self.client, observation)
     of_class = jnp.ones_like(given) if observation.knowledge.labels == 'optimised' else given

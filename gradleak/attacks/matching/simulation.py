@@ -79,6 +79,8 @@ class Simulation:
       raise errors.UsageError(
         "match='sign' takes one step of any size: epochs, batch_size and rate have no meaning there"
       )
+    if self.match == 'client' and self.orders == 'free' and self.copies(client) == 1:
+      raise errors.UsageError("orders='free' makes no difference to a training of one epoch: leave it out")
     if client.cohort > 1 and self.orders == 'free':
       raise errors.UsageError("orders='free' is for the update of one client, and the server sees the mean of several")
     if self.match != 'client' and self.orders == 'free':

@@ -40,6 +40,9 @@ class Subsets:
     errors.check_number('subset_growth', self.subset_growth, low=0, integer=True)
     if self.subset is not None:
       errors.check_number('subset', self.subset, low=1, integer=True)
+      return
+    without = {'subset_weight': self.subset_weight, 'subset_growth': self.subset_growth}
+    errors.check_idle('without subset', {name: (value, getattr(Subsets, name)) for name, value in without.items()})
 
   def drawn(self, count: jax.Array, total: int) -> tuple[jax.Array, jax.Array]:
     """Returns (S, float32 weights [total] that make a mean over the batch one over the subset) after `count` steps."""

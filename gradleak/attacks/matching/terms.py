@@ -291,14 +291,18 @@ def summed(given: Mapping[str, Any], changed: Collection[str] = ()) -> tuple[tup
   return tuple(found.items())
 
 
-def check_modality(terms: Iterable[tuple[str, Term]], kind: Modality) -> None:
-  """Checks the terms of a sum; raises `UsageError` for one in use that is not defined on such samples.
+def in_use(name: str, term: Term) -> bool:
+  """Returns whether a term of a sum is in use: one that is left out by default where it is there.
 
-  A term that is left out by default is in use where it is there; another one where its weight is known not to be 0.
+  Another one is in use where its weight is known not to be 0.
   """
+  return TERMS[name].weight is None or not (isinstance(term.weight, jax.core.Tracer) or term.weight == 0)
+
+
+def check_modality(terms: Iterable[tuple[str, Term]], kind: Modality) -> None:
+  """Checks the terms of a sum; raises `UsageError` for one in use that is not defined on such samples."""
   for name, term in terms:
-    idle = TERMS[name].weight is not None and (isinstance(term.weight, jax.core.Tracer) or term.weight == 0)
-    if not (idle or term.suits(name, kind)):
+    if in_use(name, term) and not term.suits(name, kind):
       raise errors.UsageError(f'{name} is not defined on {kind.noun[1]}: leave it out')
 
 

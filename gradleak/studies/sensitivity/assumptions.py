@@ -239,7 +239,8 @@ def _untrainable(public: Any, given: bool, modality: Modality) -> str:
 def _unmatched(attack: AttackMethod, gradient: bool) -> str:
   if gradient:
     return 'the client shares the gradient of one step'
-  return '' if attack.takes({'match': ''}) else 'the attack simulates no local training'
+  simulates = attack.takes({'match': ''}) and attack.settings.get('distance') != 'prefix'
+  return '' if simulates else 'the attack simulates no local training'
 
 
 def _unnormalised(batch_norm: bool, client: ClientSettings) -> str:
