@@ -474,6 +474,51 @@ def test_labels_of_an_update_of_adapters_are_optimised():
   assert one.labels.shape == (1,) and np.isfinite(one.mismatch)
 
 
+class Segmenting(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.Dense(10)(nn.tanh(nn.Dense(4)(x)))
+
+
+@pytest.fixture(scope='module')
+def segmenting():
+  """(its model and updates, the classes of its pixels)."""
+  images = np.asarray(gl.data.load('digits', limit=2).samples)
+  classes = np.rint(9 * images[..., 0]).astype(np.int32)
+  return Case(gl.models.from_flax(Segmenting()), images, classes), classes
+
+
+def test_classes_of_positions_are_given_as_the_loss_takes_them(segmenting):
+  case, classes = segmenting
+  known = functools.partial(captured._known, case.model, case.variables, SHAPE, None)
+  chosen = gl.studies.captured.CapturedSettings(num_samples=2, labels=classes.astype(np.int64))
+  mode, labels, _ = known(chosen, gl.ClientSettings())
+  assert mode == 'known' and np.array_equal(labels, classes)
+  for wrong in (classes[:1], classes[..., 0], classes[:, 0, 0]):
+    with pytest.raises(gl.UsageError, match=r'expected integers \(2, 8, 8\), one for each position'):
+      known(dataclasses.replace(chosen, labels=wrong), gl.ClientSettings())
+  with pytest.raises(gl.UsageError, match='label'):
+    known(dataclasses.replace(chosen, labels=classes + 2), gl.ClientSettings())
+  stand_in = case.stand_in(2)
+  assert stand_in.targets.shape == classes.shape and not stand_in.one_class
+  assert captured._mode('', gl.attacks.csdlg(), stand_in, '') == 'optimised'
+  assert captured._mode('', gl.attacks.fidel(), stand_in, '') == 'auto'
+
+
+@pytest.mark.long
+def test_an_update_of_a_segmentation_is_attacked(segmenting):
+  case, classes = segmenting
+  options = {'attacks': [gl.attacks.csdlg(tv=0.0)], 'num_samples': 2, 'controls': 1}
+  (given,) = case.attack(case.update(2), labels=classes, **options).inversions
+  assert given.labels_mode == 'known' and np.isfinite(given.mismatch)
+  (alone,) = case.attack(case.update(2), **options).inversions
+  assert alone.labels_mode == 'optimised' and np.isnan(alone.mismatch)
+  found = case.attack(case.update(2), truth=(case.samples, classes), labels=classes, **options)
+  assert found.inversions[0].at_truth < 1e-6 and found.rows
+  with pytest.raises(gl.UsageError, match='label rules read one class of each sample'):
+    case.attack(case.update(2), labels='inferred', **options)
+
+
 @pytest.mark.parametrize('dense_layers', [1, 2])
 def test_pytorchs_layout_of_a_model_that_lists_no_layers(dense_layers, tmp_path):
   """Names whose order is not that of the layers: what each dense layer takes is read from the network."""

@@ -349,8 +349,13 @@ def infer(
 
   Raises:
     UsageError: for a rule that cannot read this batch, needs auxiliary images, or reads a bias that
-      the layer does not have, and for a layer of which adapters alone are sent.
+      the layer does not have, for a layer of which adapters alone are sent, and for classes of positions.
   """
+  if observation.targets is not None and observation.targets.ndim > 2:
+    raise errors.UsageError(
+      f'label rules read one class of each sample, and {model.name!r} returns classes of positions, such as pixels or '
+      "tokens: give the labels, or optimise them by labels='optimised'"
+    )
   place = observation.batch_shape[1:], observation.num_classes
   kernel, bias = last_layer(model, observation.update, *place)
   if lora.BASE in observation.variables:

@@ -72,6 +72,12 @@ class Scenario(NamedTuple):
     return classes_of(self.targets, self.client)
 
   @property
+  def one_class(self) -> bool:
+    """Whether the target of each sample is one class, or probabilities of classes: not a class for each position."""
+    floating = np.issubdtype(self.targets.dtype, np.floating)
+    return self.client.loss.targets is CLASSES and self.targets.ndim == 1 + floating
+
+  @property
   def context(self) -> Context:
     """What defenses are made for."""
     return Context(self.client, self.variables, self.samples.shape[1:], self.public, self.previous)

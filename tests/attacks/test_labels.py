@@ -151,6 +151,22 @@ def test_adapters_of_the_classifier_tell_no_label(rule):
     rules.infer(rule, model, seen)
 
 
+@pytest.mark.parametrize('axes', [2, 1])
+@pytest.mark.parametrize('rule', rules.RULES)
+def test_classes_of_positions_are_not_inferred(rule, axes):
+  """What a rule reads of three pixels a side fits three classes in shape, and was taken for labels."""
+  model = models.from_functions(
+    lambda key, shape: {'kernel': jax.random.normal(key, (shape[-1], 3)), 'bias': jnp.zeros(3)},
+    lambda params, x: x @ params['kernel'] + params['bias'].reshape((1,) * (x.ndim - 1) + (-1,)),
+    'pixels',
+  )
+  shape, variables = (1, *[3] * axes, 4), model.init(jax.random.key(0), (3, 3, 4))
+  known = Knowledge(labels='inferred', label_inference=rule)
+  seen = Observation(variables, variables['params'], jnp.zeros((*shape[:-1], 3)), known, shape, 3)
+  with pytest.raises(errors.UsageError, match="'pixels' returns classes of positions"):
+    rules.infer(rule, model, seen)
+
+
 def test_two_layers_that_could_be_the_last_one_are_named():
   params = {'a': jnp.zeros((64, 10)), 'b': jnp.zeros((10, 10))}
   model = models.from_functions(lambda key, shape: params, lambda p, x: x.reshape(-1, 64) @ p['a'] @ p['b'])

@@ -33,7 +33,7 @@ from gradleak.defenses import Defense
 from gradleak.defenses.defense import as_defense
 from gradleak.defenses.text import parse
 from gradleak.engine.progress import callback, end
-from gradleak.federated import Client, ClientSettings
+from gradleak.federated import ClientSettings
 from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.targets import CLASSES, SAMPLES
@@ -72,7 +72,8 @@ class CapturedSettings:
       launch/attack.py derives it.
     sample_shape: (H, W, C) of images, (D,) of encoded rows, (T,) of texts; by default derived where only one fits.
     labels: of the private samples, as the loss takes them; or 'inferred', 'optimised', or a rule of `attacks.labels`.
-      By default as the attack was published, and inferred where it was given them; optimised where they are no classes.
+      By default as the attack was published, and inferred where it was given them; optimised where they are not one
+      class of each sample.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text: attackers who know it then run, too.
   """
 
@@ -170,7 +171,7 @@ def attack(
   shape = _shape(model, variables, chosen.sample_shape, chosen.modality)
   mode, known, owned = _known(model, variables, shape, truth, chosen, trained)
   stand_in = _stand_in(model, variables, shape, known, chosen.num_samples, trained, owned, chosen.modality)
-  known = known if stand_in.targets.ndim == 1 else stand_in.targets  # probabilities: all classes move
+  known = known if stand_in.targets.ndim == 1 else stand_in.targets  # probabilities and positions: all classes move
   update, factor, lost = checked(update, stand_in.variables['params'], model.layout)
   protected = parse(chosen.defense) if isinstance(chosen.defense, str) else as_defense(chosen.defense)
   adam = stand_in.client.share == 'delta' and trained.optimizer.startswith('adam')
@@ -178,9 +179,7 @@ def attack(
   named = _attacks(attacks, key, stand_in, chosen, signs)
   _check_size(mode, update, factor)
   rule = rule_without_bias(stand_in, update, chosen.num_samples)
-  groups = [
-    _group(key, stand_in, one, protected, chosen, _mode(mode, one.method, stand_in.client, rule)) for one in named
-  ]
+  groups = [_group(key, stand_in, one, protected, chosen, _mode(mode, one.method, stand_in, rule)) for one in named]
   config = _config(key, stand_in, update, groups, chosen, protected, owned is not None)
   warned = [
     *of_scale(update, factor, lost),
@@ -248,40 +247,44 @@ def _known(
 ) -> tuple[str, Any, Truth | None]:
   """Returns (how labels are obtained, '' for each attack's own way; the labels given; the truth), None for none.
 
-  Both are checked as the client's loss takes targets. Targets that are no classes are optimised where not given.
+  Both are checked as the client's loss takes targets. What is not one class of each sample is optimised where not
+  given.
   """
   kind, number = as_loss(trained.loss).targets, chosen.num_samples
-  outputs = outputs_shape(check_model(model), variables, shape)[-1]
+  *positions, outputs = outputs_shape(check_model(model), variables, shape)
   check = functools.partial(kind.checked, outputs=outputs, noun=chosen.modality.noun[0])
-  mode, labels = _labels(chosen.labels, number, kind is CLASSES, check)
+  mode, labels = _labels(chosen.labels, (number, *positions), kind is CLASSES, check)
   return mode, labels, checked_truth(truth, shape, number, check, labels, chosen.modality)
 
 
-def _labels(labels: Any, number: int, of_classes: bool, check: Callable[[Any, int], Any]) -> tuple[str, Any]:
-  """Returns (how labels are obtained, the labels given or None), see `_known`."""
+def _labels(labels: Any, shape: tuple[int, ...], of_classes: bool, check: Callable[[Any, int], Any]) -> tuple[str, Any]:
+  """Returns (how labels are obtained, the labels given or None), see `_known`; `shape` is that of classes."""
   if labels is None:
     return '', None
   words = ('inferred', 'optimised', *label_rules.RULES)
   if isinstance(labels, str):
     errors.check_choice('way to obtain labels', labels, words)
     return labels, None
+  number, *positions = shape
   found = np.atleast_1d(errors.host_array('labels', labels))
   if not of_classes or (found.ndim > 1 and np.issubdtype(found.dtype, np.floating)):
     return 'known', np.asarray(check(found, number))
-  if not np.issubdtype(found.dtype, np.integer) or found.shape != (number,):
+  if not np.issubdtype(found.dtype, np.integer) or found.shape != shape:
+    expected = f'integers {shape}, one for each position' if positions else f'{number} integers, one'
     raise errors.UsageError(
-      f'labels are {errors.shown(labels)}, expected {number} integers, one for each private sample, or one of '
+      f'labels are {errors.shown(labels)}, expected {expected} for each private sample, or one of '
       f'{", ".join(words)}{data.column(found.shape, number)}'
     )
-  return 'known', [int(label) for label in found]
+  return 'known', np.asarray(check(found, number)) if positions else [int(label) for label in found]
 
 
-def _mode(mode: str, method: AttackMethod, client: Client, rule: str) -> str:
+def _mode(mode: str, method: AttackMethod, stand_in: Scenario, rule: str) -> str:
   """Returns the label mode of one attack: labels that nobody gave cannot be known; `rule` infers them, if not ''."""
+  client = stand_in.client
   published = method(client).labels
   if not mode:
     mode = {'optimised': 'optimised', 'known': 'inferred'}.get(published, 'auto')
-    if client.loss.targets is not CLASSES and published != 'unused':
+    if not stand_in.one_class and published != 'unused':
       mode = 'optimised'
   return rule if rule and mode == 'inferred' else mode
 
@@ -300,8 +303,10 @@ def _stand_in(
   samples = np.stack([modality.neutral(shape)] * number)
   if truth is None and labels is None:
     kind = as_loss(client.loss).targets
-    outputs = outputs_shape(check_model(model), variables, shape)
-    labels = np.zeros(number, np.int32) if kind in (CLASSES, SAMPLES) else np.zeros((number, *outputs), np.float32)
+    *positions, outputs = outputs_shape(check_model(model), variables, shape)
+    classes = (number, *(positions if kind is CLASSES else ()))
+    whole = kind in (CLASSES, SAMPLES)
+    labels = np.zeros(classes, np.int32) if whole else np.zeros((number, *positions, outputs), np.float32)
   *held, gallery = (samples, np.asarray(labels), None) if truth is None else truth
   return scenario(
     model, *held, variables=variables, dataset='captured', client=client, gallery=gallery, modality=modality

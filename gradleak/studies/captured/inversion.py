@@ -29,7 +29,7 @@ from gradleak.engine.groups import Layout
 from gradleak.engine.progress import note
 from gradleak.federated import Upload
 from gradleak.federated.scenario import Scenario
-from gradleak.federated.targets import CLASSES, SAMPLES
+from gradleak.federated.targets import SAMPLES
 from gradleak.modalities import Modality
 from gradleak.models import lora
 from gradleak.studies.captured import truth
@@ -282,7 +282,7 @@ def _mismatches(
   rule, kind, given = '', group.client.loss.targets, group.settings.labels == 'known'
   if targets is not None:
     labels = np.repeat(targets, len(samples), axis=0)
-  elif kind is not CLASSES or (given and np.issubdtype(group.targets.dtype, np.floating)):
+  elif not group.scenario.one_class or (given and np.issubdtype(group.targets.dtype, np.floating)):
     if kind is not SAMPLES and not given:
       return unknown
     labels = np.repeat(group.targets, len(samples), axis=0)
@@ -315,7 +315,7 @@ def rule_without_bias(scenario: Scenario, update: Tree, number: int) -> str:
   Adapters (`models.lora`) tell no label.
   """
   client = scenario.client
-  if client.loss.targets is not CLASSES:
+  if not scenario.one_class:
     return ''
   if lora.BASE in scenario.variables:
     return 'optimised'
