@@ -7,6 +7,7 @@ channels at a known axis has one order in PyTorch. What is neither such a map no
 """
 
 import bisect
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class _Source(NamedTuple):
 
 
 class _Parameter(NamedTuple):
-  """A vector or matrix among the variables, and which of its axes each axis of a value is; None for a new one."""
+  """An array among the variables, and which of its axes each axis of a value is; None for a new one."""
 
   path: tuple[str, ...]
   axes: tuple[int | None, ...]
@@ -81,19 +82,43 @@ def orders(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[t
     variables: its variables, or their shapes.
     sample_shape: (H, W, C).
   """
+  return _walks(model, variables, sample_shape, (1, 2))[0].found
+
+
+def summed(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[tuple[str, ...], tuple[int, ...] | None]:
+  """Returns the axes of each kernel that are summed over, by its path without the collection, where they are known.
+
+  A kernel of several axes, as in the attention of Flax, is known by the product that it stands in; a matrix by its
+  `Order`. An array that holds the kernels of several blocks or experts has None.
+
+  Args:
+    model, variables, sample_shape: as `orders` takes them.
+  """
+  wide = max((leaf.ndim for leaf in jax.tree.leaves(variables['params'])), default=0)
+  matrices, *kernels = _walks(model, variables, sample_shape, (1, 2), *[tuple(range(3, wide + 1))] * (wide > 2))
+  found: dict[tuple[str, ...], tuple[int, ...] | None]
+  found = {path: (order.axis,) for path, order in matrices.found.items()}
+  return functools.reduce(lambda known, walk: {**known, **walk.products}, kernels, found)
+
+
+def _walks(model: Model, variables: Tree, sample_shape: Sequence[int], *ranks: Sequence[int]) -> list['_Walk']:
+  """Returns a walk through the network for each selection of parameters, those of so many axes."""
   image = model.samples(1, sample_shape, wide=False)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(variables))
   with repeated.apart(), convolution.plain():
     closed = jax.make_jaxpr(lambda variables, image: model.apply(variables, image, False, None)[0])(shapes, image)
-  walk = _Walk()
-  given: list[Any] = [_parameter(path, leaf) for path, leaf in jax.tree.leaves_with_path(shapes)]
-  given.append(walk.fresh(image.shape, 3 if len(sample_shape) == 3 else None))
-  walk.run(closed.jaxpr, [None] * len(closed.jaxpr.constvars), given)
-  return walk.found
+  walks = []
+  for chosen in ranks:
+    walk = _Walk()
+    given: list[Any] = [_parameter(path, leaf, chosen) for path, leaf in jax.tree.leaves_with_path(shapes)]
+    given.append(walk.fresh(image.shape, 3 if len(sample_shape) == 3 else None))
+    walk.run(closed.jaxpr, [None] * len(closed.jaxpr.constvars), given)
+    walks.append(walk)
+  return walks
 
 
-def _parameter(path: tuple, leaf: Any) -> _Parameter | None:
-  return _Parameter(trees.path_names(path)[1:], tuple(range(leaf.ndim))) if leaf.ndim in (1, 2) else None
+def _parameter(path: tuple, leaf: Any, ranks: Sequence[int]) -> _Parameter | None:
+  return _Parameter(trees.path_names(path)[1:], tuple(range(leaf.ndim))) if leaf.ndim in ranks else None
 
 
 class _Walk:
@@ -105,6 +130,7 @@ class _Walk:
   def __init__(self) -> None:
     self.sources: list[_Source] = []
     self.found: dict[tuple[str, ...], Order] = {}
+    self.products: dict[tuple[str, ...], tuple[int, ...] | None] = {}  # axes of kernels that are summed over
     self._tied: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
 
   def fresh(self, shape: Sequence[int], channel: int | None = None, problem: str = '') -> _Source:
@@ -144,6 +170,7 @@ class _Walk:
       native = name == 'conv_general_dilated'
       channel = options['dimension_numbers'].out_spec[1] if native else 3
       if isinstance(values[1], _Parameter):  # a kernel that is held as a matrix
+        self._meet(values[1], (None,))
         held = values[1].axes[options['dimension_numbers'].rhs_spec[0] if native else 0]
         if held is not None:
           self._put(values[1].path, Order(1 - held))
@@ -211,6 +238,9 @@ class _Walk:
     contracted, batched = numbers
     for side, other in ((0, 1), (1, 0)):
       parameter = values[other]
+      if isinstance(parameter, _Parameter):
+        axes = tuple(parameter.axes[axis] for axis in contracted[other])
+        self._meet(parameter, axes, bool(batched[other]))
       if isinstance(parameter, _Parameter) and len(contracted[other]) == 1:
         axis = parameter.axes[contracted[other][0]]
         if axis is not None and _is_array(values[side]):
@@ -229,6 +259,13 @@ class _Walk:
     if channel in contracted[side] and axes > 3 and others == 1:  # at each pixel, as a convolution of one pixel
       return self.fresh(shape, len(batched[side]) + (1 - side) * len(free))
     return self.fresh(shape)
+
+  def _meet(self, parameter: _Parameter, axes: tuple[int | None, ...], several: bool = False) -> None:
+    """Keeps the axes of a kernel that are summed over; None where it is one of several in an array, as in a loop."""
+    if several or 0 not in parameter.axes:
+      self.products[parameter.path] = None
+    elif None not in axes:
+      self.products.setdefault(parameter.path, tuple(axis for axis in axes if axis is not None))
 
   def _reduced(self, array: Any, axes: Sequence[int], shape: tuple[int, ...]) -> _Source:
     channel = self._channel(array)

@@ -50,7 +50,8 @@ def lora(
     only: names of modules whose matrices alone are adapted, such as 'q-v', or 'query-value'; all by default.
 
   Raises:
-    UsageError: at `init`, for a model without a matrix, or without a module of these names.
+    UsageError: at `init`, for a model without a matrix, or without a module of these names, and for an array that
+      holds the kernels of several blocks.
   """
   scale = alpha / rank
   chosen = tuple(name for name in only.split('-') if name)
@@ -67,6 +68,11 @@ def lora(
     for i, (path, leaf) in enumerate(leaves):
       place = trees.path_names(path)
       if adapted(place, leaf):
+        if place in summed and summed[place] is None:
+          raise errors.UsageError(
+            f'{"/".join(place)} of the model {model.name!r} holds the kernels of several blocks or experts, which have '
+            'adapters of their own: give each a module of its own'
+          )
         _put(adapters, place, _drawn(jax.random.fold_in(key, i + 1), leaf, summed.get(place), rank))
     if not adapters:
       raise errors.UsageError(f'the model {model.name!r} has no matrix of weights to adapt')
@@ -114,25 +120,28 @@ def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bo
   return len(leaf.shape) >= 2 and not added and (not chosen or any(name in chosen for name in path[:-1]))
 
 
-def _inputs(model: Model) -> Callable[[ImageShape, Tree], dict[tuple[str, ...], tuple[int, ...]]]:
-  """Returns (shape of a sample, variables) -> the axes of each matrix that are summed over, where they are others.
+def _inputs(model: Model) -> Callable[[ImageShape, Tree], dict[tuple[str, ...], tuple[int, ...] | None]]:
+  """Returns (shape of a sample, variables) -> the axes of each matrix that are summed over, where they are known.
 
-  All axes but the last are those of inputs in a kernel of Flax. PyTorch's layout names others. Matrices of all other
-  networks are followed through a trace, but for networks of tokens: their tables are no kernels.
+  All axes but the last are those of inputs in a convolution of Flax. PyTorch's layout names others. Kernels of all
+  other networks are followed through a trace. Matrices of networks of tokens are not: their tables are no kernels.
   """
   if model.layout is not None:
     named = {entry.path[1:]: entry.inputs for entry in model.layout.entries if entry.inputs}
     return lambda sample_shape, variables: named
 
-  known: dict[ImageShape, dict[tuple[str, ...], tuple[int, ...]]] = {}
+  known: dict[ImageShape, dict[tuple[str, ...], tuple[int, ...] | None]] = {}
 
-  def traced(sample_shape: ImageShape, variables: Tree) -> dict[tuple[str, ...], tuple[int, ...]]:
+  def traced(sample_shape: ImageShape, variables: Tree) -> dict[tuple[str, ...], tuple[int, ...] | None]:
     if sample_shape not in known:
-      orders = flattening.orders(model, variables, sample_shape)
-      known[sample_shape] = {path: (1,) for path, order in orders.items() if order.axis == 1}
+      ranks = {trees.path_names(path): leaf.ndim for path, leaf in jax.tree.leaves_with_path(variables['params'])}
+      least = 3 if model.takes_ids else 2
+      followed = bool(sample_shape) and max(ranks.values(), default=0) >= least
+      axes = flattening.summed(model, variables, sample_shape) if followed else {}
+      known[sample_shape] = {path: one for path, one in axes.items() if ranks.get(path, 0) >= least}
     return known[sample_shape]
 
-  return (lambda sample_shape, variables: {}) if model.takes_ids else traced
+  return traced
 
 
 def _sides(shape: tuple[int, ...], inputs: tuple[int, ...] | None, rank: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import jax
 from gradleak.core import errors
 from gradleak.core.trees import Layer, Tree, get, path_names
 from gradleak.models import convolution, modes
-from gradleak.models.model import Model, check_layers
+from gradleak.models.model import DTYPES, Model, check_layers
 
 
 def from_nnx(
@@ -18,20 +18,24 @@ def from_nnx(
   *,
   features: Callable[[Any, jax.Array], jax.Array] | None = None,
   layers: Sequence[Layer] | None = None,
+  axes: int | None = 3,
+  dtype: str = 'float32',
 ) -> Model:
   """Returns the `Model` of a Flax NNX module, which is not changed.
 
   Its `nnx.Param` values are the parameters, nested dicts with string keys; its `nnx.BatchStat` values are
-  'batch_stats'; all other variables keep their values. `init` returns the module's own values, for any key and image
+  'batch_stats'; all other variables keep their values. `init` returns the module's own values, for any key and sample
   shape.
 
   Args:
-    module: a module called as `module(images)`. Arguments of the call and attributes of its submodules that are named
+    module: a module called as `module(samples)`. Arguments of the call and attributes of its submodules that are named
       as in `from_flax` follow `train` of `Model.apply`; the attribute `deterministic` follows `key`, without which
       dropout does nothing.
     name: how results call it; the class name by default.
     features: optional, (module, images) -> the input of the last dense layer.
     layers: optional sequence of `gradleak.core.trees.Layer` in forward order.
+    axes: how many axes one sample has, 3 for images; None for any.
+    dtype: of the samples: 'float32', or 'int32' for token ids.
 
   Raises:
     UsageError: if it is not an instance of `nnx.Module`, its call requires another argument, or a layer has a path of
@@ -44,6 +48,7 @@ def from_nnx(
       f'from_nnx takes an instance of a flax.nnx.Module, got {errors.shown(module)}; use from_flax for Flax Linen and '
       'from_functions for anything else'
     )
+  errors.check_choice('dtype of samples', dtype, DTYPES)
   graph, *initial = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngKey, ...)
   check_layers(type(module).__name__, layers, _to_dict(initial[0]))
   taken = modes.arguments(module.__call__, 1, f'the call of {type(module).__name__}')
@@ -80,7 +85,8 @@ def from_nnx(
 
   features_of = None if features is None else lambda variables, images: features(merged(variables, False, None), images)
   layers_of = None if layers is None else lambda sample_shape: tuple(layers)
-  return Model(name or type(module).__name__.lower(), init, apply, features_of, layers_of)
+  name = name or type(module).__name__.lower()
+  return Model(name, init, apply, features_of, layers_of, axes=axes, dtype=dtype)
 
 
 def _has_flag(name: str, path: tuple, module: Any) -> bool:

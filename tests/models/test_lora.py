@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import gradleak as gl
 from gradleak import Client, attacks, models
@@ -205,6 +206,84 @@ def test_biases_of_several_axes_and_added_positions_are_no_weight_matrices():
     ('heads', 'kernel'),
     ('Dense_0', 'kernel'),
   }
+
+
+class Attention(nn.Module):
+  """That of Flax: a kernel [in, heads, size] of each of queries, keys and values, and one [heads, size, out] behind."""
+
+  tokens: bool = False
+
+  @nn.compact
+  def __call__(self, x):
+    x = nn.Embed(11, 8)(x) if self.tokens else x.reshape(len(x), -1, 8)
+    x = nn.MultiHeadDotProductAttention(num_heads=2, qkv_features=6, name='attention')(x, x)
+    x = jnp.einsum('ntd,dhk->nthk', x, self.param('own', nn.initializers.normal(), (8, 3, 2)))
+    return nn.Dense(3)(x.sum(1).reshape(len(x), -1))
+
+
+class Attending(nnx.Module):
+  """The same in NNX."""
+
+  def __init__(self, rngs):
+    given = {'num_heads': 2, 'in_features': 8, 'qkv_features': 6, 'decode': False}
+    self.attention = nnx.MultiHeadAttention(**given, rngs=rngs)
+    self.own = nnx.Param(0.01 * jax.random.normal(rngs.params(), (8, 3, 2)))
+    self.head = nnx.Linear(6, 3, rngs=rngs)
+
+  def __call__(self, x):
+    x = self.attention(x.reshape(len(x), -1, 8))
+    x = jnp.einsum('ntd,dhk->nthk', x, self.own[...])
+    return self.head(x.sum(1).reshape(len(x), -1))
+
+
+ATTENTIONS = {
+  'linen': lambda: (models.from_flax(Attention()), (4, 4, 2)),
+  'nnx': lambda: (models.from_nnx(Attending(nnx.Rngs(0))), (4, 4, 2)),
+  'tokens': lambda: (models.from_flax(Attention(tokens=True), axes=1, dtype='int32'), (5,)),
+}
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_the_sides_of_attention_are_inputs_and_outputs_however_many_axes_they_have(name):
+  base, shape = ATTENTIONS[name]()
+  model = lora(base, rank=2)
+  variables = model.init(jax.random.key(0), shape)
+  sides = {
+    trees.path_names(path): (leaf['a'].shape[0], leaf['b'].shape[1])
+    for path, leaf in jax.tree.leaves_with_path(variables['params'], is_leaf=lambda one: 'a' in one)
+  }
+  kernels = {path[-2]: found for path, found in sides.items() if path[0] == 'attention'}
+  assert kernels == {**dict.fromkeys(('query', 'key', 'value'), (8, 6)), 'out': (6, 8)}
+  assert sides[('own',)] == (8, 6)
+  if name == 'tokens':
+    assert sides[('Embed_0', 'embedding')] == (11, 8)
+  moved = jax.tree.map(lambda leaf: leaf + 0.1, variables['params'])
+  samples = jnp.ones((2, *shape), jnp.int32 if name == 'tokens' else jnp.float32)
+
+  def merged(path, kernel):
+    adapter = trees.get(moved, trees.path_names(path)) if kernel.ndim > 1 and 'bias' not in str(path) else None
+    return kernel if adapter is None else kernel + 4 * (adapter['a'] @ adapter['b']).reshape(kernel.shape)
+
+  whole = jax.tree.map_with_path(merged, variables['base'])
+  wanted = base.apply({'params': whole}, samples)[0]
+  np.testing.assert_allclose(model.apply({**variables, 'params': moved}, samples)[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_kernels_of_several_blocks_in_one_array_are_refused():
+  class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+      return nn.tanh(nn.Dense(8)(x)), None
+
+  class Blocks(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+      blocks = nn.scan(Block, variable_axes={'params': 0}, split_rngs={'params': True}, length=3)
+      return nn.Dense(3)(blocks(name='blocks')(x.reshape(len(x), -1), None)[0])
+
+  base = models.from_flax(Blocks())
+  with pytest.raises(gl.UsageError, match=r'blocks/Dense_0/kernel of the model .* holds the kernels of several blocks'):
+    jax.eval_shape(lambda: lora(base).init(jax.random.key(0), (2, 2, 2)))
 
 
 @pytest.mark.parametrize('spec', ['convnet(width=16)', 'resnet20(width=16)', 'vgg11(width=16)'])

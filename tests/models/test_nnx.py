@@ -160,6 +160,29 @@ def test_train_is_passed_and_the_users_module_is_unchanged():
   assert module.calls[...] == 0
 
 
+class Reading(nnx.Module):
+  def __init__(self, rngs):
+    self.table, self.head = nnx.Embed(11, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+  def __call__(self, tokens):
+    return self.head(self.table(tokens).mean(1))
+
+
+def test_rows_and_tokens_are_taken_as_by_the_other_adapters():
+  texts = models.from_nnx(Reading(nnx.Rngs(0)), axes=1, dtype='int32')
+  assert (texts.takes_ids, texts.axes) == (True, 1)
+  rows = models.from_nnx(nnx.Linear(5, 3, rngs=nnx.Rngs(0)), axes=1)
+  for model in (texts, rows):
+    variables = model.init(jax.random.key(0), (5,))
+    models.check_variables(model, variables, (5,))
+    models.check_apply(model, variables, (5,))
+  with pytest.raises(errors.UsageError, match='1 side'):
+    models.check_variables(rows, variables, (1, 5))
+  with pytest.raises(errors.UsageError, match='dtype of samples'):
+    models.from_nnx(Reading(nnx.Rngs(0)), dtype='int64')
+  assert models.from_nnx(Reading(nnx.Rngs(0)), axes=None).axes is None
+
+
 def test_other_objects_than_nnx_modules_are_named():
   for wrong, words in ((Linen(), 'got Linen()'), (Nnx, 'Nnx'), (None, 'got None')):
     with pytest.raises(errors.UsageError, match=r'from_nnx takes an instance of a flax\.nnx\.Module, got ') as caught:
