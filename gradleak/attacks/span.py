@@ -5,20 +5,17 @@ second check reads the MLP of the first block in place of the next block. Sequen
 (`span_encoder`).
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks import base, span_assembly, span_decoder, span_encoder, span_sparse, span_targets, subspace
 from gradleak.attacks.span_decoder import Prefix
 from gradleak.attacks.subspace import Span
 from gradleak.core import errors, trees
-from gradleak.core.promotion import promoting
 from gradleak.federated import Client
+from gradleak.federated.response import first_rates
 from gradleak.models.model import FirstBlock
 from gradleak.threat import Observation
 
@@ -214,19 +211,9 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
       'the attack span reads the gradients of queries, keys, values and the MLP of the first block, and the client '
       'does not share them: they are frozen or private'
     )
-  if client.share == 'delta' and not _linear(client):
+  if client.share == 'delta' and first_rates(client.optimizer, observation.variables['params']) is None:
     raise errors.UsageError(
       'the attack span reads combinations of gradients, and the local optimizer sends none: adam, rmsprop and weight '
       'decay change every entry by itself; attack a client with sgd'
     )
   return about
-
-
-def _linear(client: Client) -> bool:
-  """Returns whether the first step of the local optimizer is along the gradient."""
-  with jax.ensure_compile_time_eval():
-    gradient, params = {'x': jnp.asarray([1e-3, -3e-3], jnp.float32)}, {'x': jnp.ones(2, jnp.float32)}
-    optimizer = promoting(client.optimizer)
-    step = optimizer.update(gradient, optimizer.init(params), params)[0]['x']
-    a, b = (float(x) for x in step)
-  return math.isclose(b, -3 * a, rel_tol=1e-3, abs_tol=1e-12)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from gradleak.core import trees
 from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 
@@ -28,6 +29,30 @@ def slopes(optimizer: optax.GradientTransformation, steps: int, params: Tree) ->
   """
   (delta,) = _deltas(optimizer, *_kinds(params), ((_USUAL,) * steps,))
   return jax.tree.map(lambda d: d / d.dtype.type(_USUAL), delta)
+
+
+def first_rates(optimizer: optax.GradientTransformation, params: Tree) -> tuple[float, ...] | None:
+  """Returns the first step of each tensor over its gradient, in the order of leaves: −η under plain SGD.
+
+  Args:
+    optimizer: of the client.
+    params: the model's, or anything shaped like them; their shapes alone matter, and they may be traced.
+
+  Returns:
+    A number per tensor; None where a step is not along the gradient, as of Adam, of weight decay and of SCAFFOLD.
+  """
+  with jax.ensure_compile_time_eval():
+    held = jax.tree.map(lambda p: jnp.ones(p.shape, jnp.float32), params)
+    gradient = jax.tree.map(lambda g: _USUAL * g, trees.draws(jax.random.normal, jax.random.key(0), held))
+    optimizer = promoting(optimizer)
+    step, _ = optimizer.update(gradient, optimizer.init(held), held)
+    both = jax.device_get((jax.tree.leaves(step), jax.tree.leaves(gradient)))
+  rates = []
+  for taken, slope in zip(*both, strict=True):
+    rates.append(float(np.vdot(taken, slope) / np.vdot(slope, slope)))
+    if not np.allclose(taken, rates[-1] * slope, rtol=0, atol=1e-3 * abs(rates[-1]) * np.abs(slope).max()):
+      return None
+  return tuple(rates)
 
 
 def noise_gains(

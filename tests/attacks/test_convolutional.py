@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -13,6 +14,7 @@ import gradleak as gl
 from gradleak import Knowledge, Observation, UsageError
 from gradleak.attacks.matching import prefix
 from gradleak.core import trees
+from gradleak.federated import optimizers, response
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -169,6 +171,40 @@ def test_one_sample_is_matched(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   with pytest.raises(UsageError, match='for a single sample, not for 2'):
     prefix.distance(scenario.client, scenario.client.model.layers((8, 8, 1)), sent(scenario, 2), scenario.samples[:2])
+
+
+OF_ONE_GRADIENT = [{}, {'momentum': 0.9}, {'max_norm': 0.1}, {'proximal': 1.0}]
+OTHERS = [
+  {'local_epochs': 2}, {'optimizer': 'adam'}, {'optimizer': 'rmsprop'}, {'weight_decay': 0.1}, {'accumulate': 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('local', [*OF_ONE_GRADIENT, *OTHERS], ids=str)
+def test_a_delta_is_matched_where_it_is_a_multiple_of_one_gradient(digits, local):
+  """The truth does not explain any other: its distance is 1.1 under Adam, and 0.08 under weight decay."""
+  scenario = made('cnn(widths=16)', *(each[:1] for each in digits))
+  client = gl.ClientSettings(share='delta', **local).client(scenario.client.model, 10)
+  distance = functools.partial(prefix.distance, client, client.model.layers((8, 8, 1)))
+  if local in OTHERS:
+    with pytest.raises(UsageError, match='for a multiple of one gradient'):
+      jax.eval_shape(distance, sent(scenario), scenario.samples)
+  else:
+    observation = sent(scenario._replace(client=client))
+    assert float(jax.jit(distance)(observation, scenario.samples)) < 1e-8
+
+
+def test_rates_of_single_tensors_are_no_multiple_of_one_gradient(digits):
+  scenario = made('cnn(widths=16)', *(each[:1] for each in digits))
+  params = scenario.variables['params']
+  kinds = jax.tree.map(lambda leaf: 'fast' if leaf.ndim == 1 else 'slow', params)
+  rates = optax.partition({'fast': optax.sgd(1.0), 'slow': optax.sgd(0.1)}, kinds)
+  corrected = optax.chain(optimizers.corrected(jax.tree.map(jnp.ones_like, params), params), optax.sgd(0.1))
+  assert set(np.round(response.first_rates(rates, params), 6)) == {-1.0, -0.1}
+  assert response.first_rates(corrected, params) is None
+  for optimizer in (rates, corrected):
+    client = dataclasses.replace(scenario.client, share='delta', optimizer=optimizer)
+    with pytest.raises(UsageError, match='for a multiple of one gradient'):
+      prefix.distance(client, client.model.layers((8, 8, 1)), sent(scenario), scenario.samples)
 
 
 @pytest.mark.slow

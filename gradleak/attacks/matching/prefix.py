@@ -10,12 +10,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradleak.attacks.base import unsent
 from gradleak.attacks.dense import check_sees_once, first_dense_layer
 from gradleak.core import errors, trees
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
+from gradleak.federated.response import first_rates
 from gradleak.threat import Observation
 
 
@@ -30,11 +32,17 @@ def distance(client: Client, layers: Sequence[Layer], observation: Observation, 
     samples: [1, H, W, C].
 
   Raises:
-    UsageError: for more than one sample, a model without a dense layer behind others, or one that is not shared.
+    UsageError: for more than one sample, a model without a dense layer behind others, or one that is not shared; for a
+      delta that is no multiple of one gradient.
   """
   if observation.batch_shape[0] != 1:
     raise errors.UsageError(
       f'the layers before the first dense one are matched for a single sample, not for {observation.batch_shape[0]}'
+    )
+  if client.share == 'delta' and not _of_one_gradient(client, observation):
+    raise errors.UsageError(
+      'the layers before the first dense one are matched for a multiple of one gradient, and this delta is of several '
+      'steps, or of an optimizer that does not step along the gradient, as adam and weight decay: choose csdlg'
     )
   kernel, bias = sent_dense_layer(client, layers, observation)
   first = next(i for i, layer in enumerate(layers) if kernel in layer.paths)
@@ -75,6 +83,14 @@ def sent_dense_layer(
     raise errors.UsageError(f'the first dense layer, {name}, is frozen or private: nothing of it is sent')
   check_sees_once(client.model, observation.batch_shape[1:], *found)
   return found
+
+
+def _of_one_gradient(client: Client, observation: Observation) -> bool:
+  """Returns whether a delta is one multiple of the gradient: of one step, at the same rate in all tensors."""
+  if client.num_steps(observation.batch_shape[0]) != 1:
+    return False
+  rates = first_rates(client.optimizer, observation.variables['params'])
+  return rates is not None and rates[0] != 0 and np.allclose(rates, rates[0], rtol=1e-3, atol=0)
 
 
 def _quotient(kernel: jax.Array, bias: jax.Array) -> jax.Array:
