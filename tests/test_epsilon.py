@@ -275,6 +275,40 @@ def test_local_epochs_release_an_example_once_each():
   assert rows['dpsgd', GAUSSIAN]['measured'] / rows['dpsgd', GAUSSIAN]['stated'] > 0.6
 
 
+def accumulating(**given):
+  return gl.scenario(
+    gl.models.mlp(4, widths=6), images(24), np.arange(24) % 4, key=jax.random.key(0), share='delta', **given
+  )
+
+
+@pytest.mark.parametrize('accumulate', [1, 2, 3, 5])
+def test_accumulated_batches_release_an_example_once_an_epoch(accumulate):
+  """What accumulates is the noisy gradient of each batch: in one epoch or over several, and beyond their number."""
+  client, chosen = accumulating(local_epochs=2, accumulate=accumulate).client, study.EpsilonSettings(delta=DELTA)
+  for name, releases in (('dpsgd', 2), ('client_dp', 1)):
+    (stated,) = study.stated_of(FACTORIES[name](norm=0.5, noise=2.0), client, chosen)
+    alike = Mechanism(2.0, stated.unit)
+    wanted = differential_privacy.of_upload(
+      alike, 'replace one', uploads=releases, delta=DELTA, accountant=chosen.accountant
+    )
+    assert stated.value == wanted.value
+
+
+@pytest.mark.long
+def test_batches_that_accumulate_over_epochs_are_measured_as_they_are_trained():
+  given = {'dpsgd': gl.defenses.dpsgd(norm=0.5, noise=2.0)}
+  rows = audited(accumulating(local_epochs=2, accumulate=2), given, canaries=0, confidence=SURE)
+  assert rows['dpsgd', GAUSSIAN]['verdict'] == 'consistent'
+  assert rows['dpsgd', GAUSSIAN]['measured'] > 0.6 * rows['dpsgd', GAUSSIAN]['stated']
+
+
+@pytest.mark.parametrize('name', ['client_dp', 'dpsgd'])
+def test_a_training_without_a_step_is_not_measured_by_its_own_samples(name):
+  """Its delta is zero, or noise alone: the measured ε of 0 agreed with any that is stated."""
+  with pytest.raises(gl.UsageError, match='the local training leaves the weights as they are on samples=1'):
+    audited(accumulating(accumulate=2), {'it': FACTORIES[name](norm=0.5, noise=1.0)}, neighbours='own')
+
+
 @pytest.mark.parametrize(
   ('name', 'given'),
   [

@@ -205,7 +205,8 @@ def audit_epsilon(
     An `EpsilonAudit`. By chance, a correct mechanism is 'broken' in at most one minus the confidence of its rows.
 
   Raises:
-    UsageError: for settings that cannot be run; for a claim in another relation or at another δ.
+    UsageError: for settings that cannot be run; for a claim in another relation or at another δ; with
+      neighbours='own', for a client that takes no step.
   """
   key, chosen = errors.check_key('key', key, traced=False), _chosen(settings, changes)
   errors.check_instance('scenario', scenario, Scenario, 'what gradleak.scenario(…) returns')
@@ -478,12 +479,25 @@ def _own(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSetting
     raise errors.UsageError(f'{len(samples)} private samples are too few for a batch of {size} beside two neighbours')
   client = bind(defense, scenario.context).client(scenario.client)
   (one, other), (its, others) = ([part[place] for place in places] for part in (samples, targets))
+  _check_steps(scenario.client.undefended(), scenario.variables, one, its)
 
   def release(key: jax.Array, inside: jax.Array) -> jax.Array:
     batch = jnp.where(inside, one, other), jnp.where(inside, its, others)
     return _sent(client, scenario.variables, key, *batch, chosen.rounds)
 
   return release
+
+
+def _check_steps(bare: Client, variables: Any, samples: jax.Array, targets: jax.Array) -> None:
+  """Raises `UsageError` for a local training that takes no step, whose delta of zeros says nothing of an ε."""
+  if bare.share != 'delta':
+    return
+  sent = jax.jit(bare.local_update)(None, variables, samples, targets).update
+  if not any(np.any(leaf) for leaf in jax.tree.leaves(sent)):
+    raise errors.UsageError(
+      f'the local training leaves the weights as they are on samples={len(samples)}, as where the batches are fewer '
+      "than `accumulate`: give more samples, or neighbours='canary'"
+    )
 
 
 def _in_one_run(key: jax.Array, scenario: Scenario, defense: Defense, chosen: EpsilonSettings) -> Measured:
