@@ -145,7 +145,8 @@ def fidel(
     combine: whether neurons that hold the same image are combined by least squares over the entries that are not zero
       (`combined`): for a noisy update, or one that drops entries. A single sample is in all neurons alike; of a
       batch, those belong together whose reconstructions correlate by 0.95. It needs the bias gradient.
-    candidates: images returned per private one; 0 for one per neuron, as published.
+    candidates: images returned per private one; 0 for one per neuron, as published. A mixture of rows often lies in the
+      range of their table, where one of images leaves [0, 1]. With 1, mixtures then take the places of rows.
 
   Raises:
     UsageError: for neurons that are combined without the bias gradient; when run, for a model whose first dense layer
