@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -47,6 +47,9 @@ class Order(NamedTuple):
   places: np.ndarray | None = None
   problem: str = ''
   maps: tuple[int, ...] | None = None
+
+
+Summed: TypeAlias = dict[tuple[str, ...], tuple[int, ...] | None]  # path of a kernel -> axes, see `summed`
 
 
 class _Source(NamedTuple):
@@ -85,7 +88,7 @@ def orders(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[t
   return _walks(model, variables, sample_shape, (1, 2))[0].found
 
 
-def summed(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[tuple[str, ...], tuple[int, ...] | None]:
+def summed(model: Model, variables: Tree, sample_shape: Sequence[int]) -> Summed:
   """Returns the axes of each kernel that are summed over, by its path without the collection, where they are known.
 
   A kernel of several axes, as in the attention of Flax, is known by the product that it stands in; a matrix by its
@@ -96,8 +99,7 @@ def summed(model: Model, variables: Tree, sample_shape: Sequence[int]) -> dict[t
   """
   wide = max((leaf.ndim for leaf in jax.tree.leaves(variables['params'])), default=0)
   matrices, *kernels = _walks(model, variables, sample_shape, (1, 2), *[tuple(range(3, wide + 1))] * (wide > 2))
-  found: dict[tuple[str, ...], tuple[int, ...] | None]
-  found = {path: (order.axis,) for path, order in matrices.found.items()}
+  found: Summed = {path: (order.axis,) for path, order in matrices.found.items()}
   return functools.reduce(lambda known, walk: {**known, **walk.products}, kernels, found)
 
 
@@ -130,7 +132,7 @@ class _Walk:
   def __init__(self) -> None:
     self.sources: list[_Source] = []
     self.found: dict[tuple[str, ...], Order] = {}
-    self.products: dict[tuple[str, ...], tuple[int, ...] | None] = {}  # axes of kernels that are summed over
+    self.products: Summed = {}  # axes of kernels that are summed over
     self._tied: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
 
   def fresh(self, shape: Sequence[int], channel: int | None = None, problem: str = '') -> _Source:
@@ -239,8 +241,7 @@ class _Walk:
     for side, other in ((0, 1), (1, 0)):
       parameter = values[other]
       if isinstance(parameter, _Parameter):
-        axes = tuple(parameter.axes[axis] for axis in contracted[other])
-        self._meet(parameter, axes, bool(batched[other]))
+        self._meet(parameter, tuple(parameter.axes[axis] for axis in contracted[other]), bool(batched[other]))
       if isinstance(parameter, _Parameter) and len(contracted[other]) == 1:
         axis = parameter.axes[contracted[other][0]]
         if axis is not None and _is_array(values[side]):

@@ -14,6 +14,7 @@ from gradleak.core.reuse import reusable
 from gradleak.core.settings import Range, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.models import flattening
+from gradleak.models.flattening import Summed
 from gradleak.models.model import FirstBlock, ImageShape, Model, wrapped
 from gradleak.models.state_dict import Entry, Layout
 
@@ -50,8 +51,7 @@ def lora(
     only: names of modules whose matrices alone are adapted, such as 'q-v', or 'query-value'; all by default.
 
   Raises:
-    UsageError: at `init`, for a model without a matrix, or without a module of these names, and for an array that
-      holds the kernels of several blocks.
+    UsageError: at `init`, for a model without a matrix or a module of these names, and for several kernels in an array.
   """
   scale = alpha / rank
   chosen = tuple(name for name in only.split('-') if name)
@@ -68,12 +68,7 @@ def lora(
     for i, (path, leaf) in enumerate(leaves):
       place = trees.path_names(path)
       if adapted(place, leaf):
-        if place in summed and summed[place] is None:
-          raise errors.UsageError(
-            f'{"/".join(place)} of the model {model.name!r} holds the kernels of several blocks or experts, which have '
-            'adapters of their own: give each a module of its own'
-          )
-        _put(adapters, place, _drawn(jax.random.fold_in(key, i + 1), leaf, summed.get(place), rank))
+        _put(adapters, place, _drawn(jax.random.fold_in(key, i + 1), leaf, _single(model, summed, place), rank))
     if not adapters:
       raise errors.UsageError(f'the model {model.name!r} has no matrix of weights to adapt')
     return {**given, 'params': adapters, BASE: given['params']}
@@ -120,19 +115,19 @@ def _is_adapted(chosen: tuple[str, ...], path: tuple[str, ...], leaf: Any) -> bo
   return len(leaf.shape) >= 2 and not added and (not chosen or any(name in chosen for name in path[:-1]))
 
 
-def _inputs(model: Model) -> Callable[[ImageShape, Tree], dict[tuple[str, ...], tuple[int, ...] | None]]:
+def _inputs(model: Model) -> Callable[[ImageShape, Tree], Summed]:
   """Returns (shape of a sample, variables) -> the axes of each matrix that are summed over, where they are known.
 
   All axes but the last are those of inputs in a convolution of Flax. PyTorch's layout names others. Kernels of all
   other networks are followed through a trace. Matrices of networks of tokens are not: their tables are no kernels.
   """
   if model.layout is not None:
-    named = {entry.path[1:]: entry.inputs for entry in model.layout.entries if entry.inputs}
+    named: Summed = {entry.path[1:]: entry.inputs for entry in model.layout.entries if entry.inputs}
     return lambda sample_shape, variables: named
 
-  known: dict[ImageShape, dict[tuple[str, ...], tuple[int, ...] | None]] = {}
+  known: dict[ImageShape, Summed] = {}
 
-  def traced(sample_shape: ImageShape, variables: Tree) -> dict[tuple[str, ...], tuple[int, ...] | None]:
+  def traced(sample_shape: ImageShape, variables: Tree) -> Summed:
     if sample_shape not in known:
       ranks = {trees.path_names(path): leaf.ndim for path, leaf in jax.tree.leaves_with_path(variables['params'])}
       least = 3 if model.takes_ids else 2
@@ -142,6 +137,16 @@ def _inputs(model: Model) -> Callable[[ImageShape, Tree], dict[tuple[str, ...], 
     return known[sample_shape]
 
   return traced
+
+
+def _single(model: Model, summed: Summed, path: tuple[str, ...]) -> tuple[int, ...] | None:
+  """Returns the axes of a kernel that are summed over; raises `UsageError` for several kernels in one array."""
+  if path in summed and summed[path] is None:
+    raise errors.UsageError(
+      f'{"/".join(path)} of the model {model.name!r} holds the kernels of several blocks or experts, each of which has '
+      'adapters of its own: give each a module'
+    )
+  return summed.get(path)
 
 
 def _sides(shape: tuple[int, ...], inputs: tuple[int, ...] | None, rank: int) -> tuple[int, int, int]:
