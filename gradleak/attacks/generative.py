@@ -34,6 +34,7 @@ PNP = (
 )
 
 WIDTH, TRAINING_STEPS = 16, 2000  # of a prior that is trained on public images, by default
+LATENT_RATE = 3e-2  # of the latents of gias, by default
 WEIGHT_RATE, RADIUS, GROWTH = 1e-3, 0.1, 0.5  # of what moves behind the latents, by default
 KEPT = 4  # priors, the last ones trained
 _TRAINED: dict[tuple, Tree] = {}
@@ -171,8 +172,8 @@ def ggl(
     width, training_steps: of a generator that is trained on the public images.
 
   Raises:
-    UsageError: for a value out of range or a file that cannot be read; when run, for a prior that has seen a private
-      image.
+    UsageError: for a value out of range, a setting that has no effect, or a file that cannot be read; when run, for a
+      prior that has seen a private image.
   """
   _check_training(file, width, training_steps)
   settings = {'distance': distance, 'generator': _generator(file, width, of_latents)}
@@ -185,7 +186,7 @@ def gias(
   file: str = '',
   steps: int = 6000,
   latent_steps: int = 1000,
-  learning_rate: float = 3e-2,
+  learning_rate: float = LATENT_RATE,
   weight_rate: float = WEIGHT_RATE,
   tv: float = 1e-6,
   distance: str = 'cosine',
@@ -217,6 +218,8 @@ def gias(
   errors.check_number('weight_rate', weight_rate, low=1e-12, finite=True)
   if latent_steps == steps:
     errors.check_idle('where latent_steps leaves no other steps', {'weight_rate': (weight_rate, WEIGHT_RATE)})
+  if latent_steps == 0:
+    errors.check_idle('where latent_steps is 0', {'learning_rate': (learning_rate, LATENT_RATE)})
   optimizer = in_turn(
     first_order('adam', learning_rate, steps),
     lambda number, length: first_order('adam', weight_rate, length),

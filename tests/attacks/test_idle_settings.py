@@ -47,6 +47,7 @@ def test_prefix_has_no_settings_of_what_it_does_not_simulate(name):
     ('lamp(size=2.0)', "size makes no difference to relaxation='softmax'"),
     ('tableak(seeds=1,pooling=mean)', 'pooling makes no difference with one start'),
     ('gias(steps=10,latent_steps=10,weight_rate=0.1)', 'weight_rate makes no difference where latent_steps'),
+    ('gias(latent_steps=0,learning_rate=0.1)', 'learning_rate makes no difference where latent_steps is 0'),
     ('gifd(steps=10,latent_steps=10,radius=0.5)', 'radius makes no difference where latent_steps'),
     ('gifd(steps=10,latent_steps=10,growth=0.1)', 'growth makes no difference where latent_steps'),
     *((f'{name}(file=prior.npz,width=4)', 'width makes no difference beside a file') for name in WITH_FILE),

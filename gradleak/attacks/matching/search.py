@@ -479,7 +479,7 @@ def composed(
   """Returns the `Matching` that settings compose, see `gradient_matching`; others have their defaults.
 
   Raises:
-    UsageError: for an unknown setting or word, or a value out of range.
+    UsageError: for an unknown setting or word, a value out of range, or a setting that has no effect.
   """
   known = settings()
   for name in given:
@@ -521,7 +521,7 @@ def gradient_matching(client: Client, optimizer: optax.GradientTransformation, n
       of `terms.TERMS`.
 
   Raises:
-    UsageError: for an unknown setting or word, or a value out of range.
+    UsageError: for an unknown setting or word, a value out of range, or a setting that has no effect.
   """
   targets = given.pop('labels', 'known')
   return composed(client, optimizer, num_steps, given).attack(targets)
