@@ -323,7 +323,8 @@ def prefix(*, steps: int = 400, history: int = 100, tv: float = 0.0) -> Preset:
   r"""Matches only what stands before the first dense layer, by L-BFGS: exact behind any randomness, such as PRECODE's.
 
   Balunović et al. (2022) match the layer's input; here the gradients of the layers before it are matched, too, which a
-  single sample determines exactly. See `gradleak.attacks.matching.prefix`. It needs no labels.
+  single sample determines exactly. See `gradleak.attacks.matching.prefix`. It needs no labels. A delta has to be a
+  multiple of one gradient, as that of one step of SGD.
 
   Formula:
     \min_x \; \frac{\lVert J(x)^\top \delta - g \rVert^2}{\lVert g \rVert^2}

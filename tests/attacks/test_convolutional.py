@@ -179,7 +179,10 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize('local', [*OF_ONE_GRADIENT, *OTHERS], ids=str)
+COMPILED = [pytest.param(local, marks=[pytest.mark.long] * bool(local)) for local in OF_ONE_GRADIENT]
+
+
+@pytest.mark.parametrize('local', [*COMPILED, *OTHERS], ids=str)
 def test_a_delta_is_matched_where_it_is_a_multiple_of_one_gradient(digits, local):
   """The truth does not explain any other: its distance is 1.1 under Adam, and 0.08 under weight decay."""
   scenario = made('cnn(widths=16)', *(each[:1] for each in digits))
