@@ -13,7 +13,7 @@ import gradleak
 from gradleak import Knowledge, Observation, models
 from gradleak.core import errors
 from gradleak.modalities import of_config
-from gradleak.servers.trap import passage, recover, soliton, trap, trap_weights
+from gradleak.servers.trap import SIGNED, passage, recover, soliton, trap, trap_weights
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -72,7 +72,7 @@ def observe(sent, count):
 @pytest.mark.parametrize('variant', ['qbi', pytest.param('independent', marks=pytest.mark.slow)])
 def test_who_activates_a_neuron_alone_comes_back(digits, prepared, variant):
   honest = scenario(Dense(), digits[0][:8], digits[1][:8], public=(digits[0][100:], digits[1][100:]))
-  method = trap(variant=variant, scale=0.97)
+  method = trap(variant=variant, **({'scale': 0.97} if variant in SIGNED else {}))
   sent = prepared(method, honest, 8, seed=1)
   observation = observe(sent, 8)
   layer = sent.variables['params']['Dense_0']
