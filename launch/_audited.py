@@ -49,6 +49,8 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
 def load(given: Flags) -> tuple[Any, tuple | None]:
   """Returns (private samples, public (samples, targets) or None): where nobody asked and there are none.
 
+  Where nobody asked, all of a split of fewer samples are public.
+
   Raises:
     UsageError: for data that are not there, or numbers out of range.
   """
@@ -60,12 +62,15 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
   if not given.public:
     return dataset, None
   split = 'test' if given.split.startswith('train') else 'train'
+  read = functools.partial(gl.data.load, given.dataset, split, **given.options())
   try:
-    public = gl.data.load(given.dataset, split, limit=given.public, **given.options())
-  except gl.UsageError:
+    public = read(limit=given.public)
+  except gl.UsageError as error:
     if given.present('public'):
       raise
-    return dataset, None
+    if not isinstance(error, errors.SizeError):
+      return dataset, None
+    public = read()
   return dataset, (public.samples, public.targets)
 
 

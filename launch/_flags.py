@@ -92,10 +92,8 @@ SHARED: dict[str, tuple[str, Any, str]] = {
   ),
 }  # fmt: skip
 NETWORK = ('model', 'torch_model', 'torch_mean', 'torch_std')  # which network it is
-OPTIONS = (
-  *('data_dir', 'limit', 'image_size', 'channels', 'largest_pixel'),
-  *('label', 'schema', 'tokeniser', 'length'),
-)  # how data are read
+IMAGE_OPTIONS = ('data_dir', 'image_size', 'channels', 'largest_pixel')  # how images are read
+OPTIONS = (*IMAGE_OPTIONS, 'limit', 'label', 'schema', 'tokeniser', 'length')  # how data are read
 # Flags of clients that share their delta: they have no meaning, and no defaults, for a shared gradient.
 _LOCAL = ('local_epochs', 'local_batch_size', 'momentum', 'weight_decay')
 
@@ -215,10 +213,16 @@ class Flags:
     progress.reporter(self.progress)
 
   def options(self) -> dict[str, Any]:
-    """Returns the arguments of `gradleak.data.load` that are flags of this program; --label goes into the schema."""
+    """Returns the arguments of `gradleak.data.load` that are flags of this program; --label goes into the schema.
+
+    Raises:
+      UsageError: for --data_dir beside a dataset that is not read from it, and as `table_files.known_of` does.
+    """
+    from gradleak import data
     from gradleak.data import table_files
 
     found = {name: getattr(self, name) for name in OPTIONS if name in self}
+    data.check_data_dir(self.dataset, found.get('data_dir'))
     label = found.pop('label', None)
     if label is not None:
       found['schema'] = json.dumps({**table_files.known_of(found['schema']), 'label': label})

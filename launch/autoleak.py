@@ -71,7 +71,7 @@ def _command(scenario):
   known = {name: getattr(_GIVEN, name) for name in SETTINGS}
   known['rounds_before'] = scenario.settings.get('rounds_before', 0)
   known['init'] = scenario.settings.get('init')  # none with the weights of a file
-  known['public'] = 0 if scenario.public is None else known['public']
+  known['public'] = 0 if scenario.public is None else len(scenario.public[0])
   if known['torch_model']:  # has neither, and is refused beside them
     known |= {'model': None, 'init': None}
   return {name: value for name, value in known.items() if value is not None}

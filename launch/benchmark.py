@@ -25,6 +25,7 @@ import os
 import jax
 
 from benchmarks import harness
+from gradleak import data
 from gradleak.core import settings
 from gradleak.engine import ahead
 from launch import _program
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> None:
   """Prints the table that the flags ask for."""
   options = _GIVEN.made(harness.Options)
   settings.check(options)
+  data.check_data_dir(options.dataset, options.data_dir)
   if options.measure == 'gpu':
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs its share of the same device
   jax.config.update('jax_num_cpu_devices', ahead.cores())

@@ -9,11 +9,11 @@ Uploads bear Gaussian noise of many strengths, so that reconstructions of every 
 import pathlib
 
 from launch import _program
-from launch._flags import Flags
+from launch._flags import IMAGE_OPTIONS, Flags
 
 _GIVEN = Flags()
 with _program.group('what is attacked'):
-  _GIVEN.shared('dataset', 'data_dir', 'trials', trials=(32, 'Private images.'))
+  _GIVEN.shared('dataset', *IMAGE_OPTIONS, 'trials', trials=(32, 'Private images.'))
 with _program.group('how much'):
   _GIVEN.integer('strengths', 12, 'Strengths of noise, from 1e-3 to 0.3.')
   _GIVEN.integer('steps', 300, 'Steps of the attack, dga(start=uniform).')
@@ -35,7 +35,8 @@ def main(_):
 
   for name in ('trials', 'strengths', 'steps'):
     errors.check_number(name, getattr(_GIVEN, name), low=1, high=10**6, integer=True)
-  data = gl.data.load(_GIVEN.dataset, 'test', limit=_GIVEN.trials, **_GIVEN.options())
+  data = _GIVEN.read('test', limit=_GIVEN.trials)
+  _GIVEN.images_alone(data)
   gallery = gl.data.gallery(_GIVEN.dataset, 'test', **_GIVEN.options())
   key = jax.random.key(0)
   model = gl.models.create('lenet', data.num_classes, init='explicit')

@@ -39,7 +39,7 @@ def prepare(name, data_dir, manual_dir=None):
     UsageError: for an unknown dataset, missing TensorFlow, an archive that is missing or not the original one
       (by TFDS's checksum), a failed download, or a folder that cannot be written.
   """
-  if name in data.EMBEDDED or name.startswith('folder:'):
+  if not data.is_tfds(name):
     print(f'{name} needs no preparation')
     return
   with tfds.quiet():

@@ -52,6 +52,8 @@ def main(_):
   if _GIVEN.public:
     split = 'test' if _GIVEN.split.startswith('train') else 'train'
     other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
+    if _GIVEN.present('public'):
+      errors.check_limit(_GIVEN.public, len(other.samples), 'public samples', split, other.name)
     chosen = _turns(other.targets)[: _GIVEN.public]
     public = other.samples[chosen], other.targets[chosen]
   model = _GIVEN.network(_GIVEN.outputs(private), private.samples.shape[1:])

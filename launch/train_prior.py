@@ -16,11 +16,11 @@ import sys
 import time
 
 from launch import _program
-from launch._flags import Flags
+from launch._flags import IMAGE_OPTIONS, Flags
 
 _GIVEN = Flags()
 with _program.group('what is trained'):
-  _GIVEN.shared('dataset', 'split', 'data_dir', 'limit', 'largest_pixel', split=('train', 'The split that is public.'))
+  _GIVEN.shared('dataset', 'split', 'limit', *IMAGE_OPTIONS, split=('train', 'The split that is public.'))
   _GIVEN.string('licence', '', 'Licence of the images, recorded with the weights.')
 with _program.group('training'):
   _GIVEN.string('kind', 'generator', 'generator: WGAN-GP; denoiser.')

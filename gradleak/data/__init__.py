@@ -24,11 +24,13 @@ __all__ = [
   'Field',
   'Schema',
   'check_classes',
+  'check_data_dir',
   'check_images',
   'check_labels',
   'gallery',
   'images',
   'is_table',
+  'is_tfds',
   'load',
   'pair',
   'read_like',
@@ -169,6 +171,19 @@ def _check_options(name: str, **options: Mapping[str, Any]) -> None:
 def is_table(name: str) -> bool:
   """Returns whether a dataset's rows are those of a table."""
   return name in table_files.EMBEDDED or name.startswith('table:')
+
+
+def is_tfds(name: str) -> bool:
+  """Returns whether a dataset is one of TensorFlow Datasets, which are read from `data_dir`."""
+  return not (name in EMBEDDED or name.startswith('folder:') or is_table(name) or text.knows(name))
+
+
+def check_data_dir(name: str, data_dir: str | None) -> None:
+  """Raises `UsageError` for a folder of prepared datasets beside one that is not read from it."""
+  if data_dir is not None and not is_tfds(name):
+    raise errors.UsageError(
+      f'--data_dir is the folder of prepared TFDS datasets, and {errors.shown(name)} is read elsewhere: leave it out'
+    )
 
 
 def table(
