@@ -3,7 +3,7 @@
 import contextlib
 import io
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 INK, SOFT = '#1d2126', '#5c6168'
@@ -51,6 +51,19 @@ def canvas(width: float, height: float) -> Iterator[tuple[Any, Callable[[], byte
     axes = made.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
     yield axes, png
+
+
+def legend(figure: Any, drawn: Mapping[str, Any], **options: Any) -> None:
+  """Draws the legend of a figure: label -> artist, all of them.
+
+  Matplotlib leaves out labels that begin with an underscore where it collects them, and users' names may.
+
+  Args:
+    figure: of Matplotlib.
+    drawn: the entries.
+    **options: of `Figure.legend`.
+  """
+  figure.legend(list(drawn.values()), list(drawn), frameon=False, **options)
 
 
 def line_style(defense: str, defenses: Iterable[str]) -> tuple[str, Any]:

@@ -145,27 +145,28 @@ def strengths(rows: Iterable[Row], defenses: Any) -> bytes | None:
   number, rows_of_panels = len(rows_of_panels), rows_of_panels[:MAX_ROWS]
   across, down = max(map(len, rows_of_panels)), len(rows_of_panels)
   with figures.figure(3.6 * across, 2.9 * down, layout='constrained') as (figure, png):
-    grid = figure.subplots(down, across, squeeze=False, sharey=True)
+    grid, drawn = figure.subplots(down, across, squeeze=False, sharey=True), {}
     for row, panels in zip(grid, rows_of_panels, strict=True):
       for axes, panel in zip(row, panels, strict=False):
-        _draw(axes, score.column, *panel)
+        drawn |= _draw(axes, score.column, *panel)
       for axes in row[len(panels) :]:
         axes.set_axis_off()
     for axes in grid[:, 0]:
       axes.set_ylabel(score.with_unit(' in '))
     if number > down:
       figure.suptitle(f'The first {down} of {number} rows', fontsize=10)
-    keys = dict(pair[::-1] for axes in grid.flat for pair in zip(*axes.get_legend_handles_labels(), strict=True))
-    labels, handles = list(keys), list(keys.values())
-    longest = 0.6 + 0.085 * max(map(len, labels), default=0)  # of an entry, in inches
-    columns = min(3, len(labels), max(1, int(3.6 * across / longest)))
-    figure.set_size_inches(3.6 * across, 2.9 * down + 0.3 + 0.2 * -(-len(labels) // max(1, columns)))
-    figure.legend(handles, labels, loc='outside lower center', ncols=max(1, columns), frameon=False)
+    longest = 0.6 + 0.085 * max(map(len, drawn), default=0)  # of an entry, in inches
+    columns = min(3, len(drawn), max(1, int(3.6 * across / longest)))
+    figure.set_size_inches(3.6 * across, 2.9 * down + 0.3 + 0.2 * -(-len(drawn) // max(1, columns)))
+    figures.legend(figure, drawn, loc='outside lower center', ncols=max(1, columns))
     return png()
 
 
-def _draw(axes: Any, score: str, model: str, line: Line, pairs: Mapping[tuple[str, str], Sequence[Summary]]) -> None:
-  """Draws the attacks on one defense of a model over its strength."""
+def _draw(
+  axes: Any, score: str, model: str, line: Line, pairs: Mapping[tuple[str, str], Sequence[Summary]]
+) -> dict[str, Any]:
+  """Draws the attacks on one defense of a model over its strength; returns label -> line."""
+  drawn = {}
   attacks = list(dict.fromkeys(attack for attack, _ in pairs))
   for attack, colour in zip(attacks, _COLOURS * len(attacks), strict=False):
     for adaptive, style, known in ((False, '-', 'non-adaptive'), (True, '--', 'adaptive')):
@@ -178,16 +179,17 @@ def _draw(axes: Any, score: str, model: str, line: Line, pairs: Mapping[tuple[st
       if not points:
         continue
       x, y = [strength for strength, _ in points], [summary[score] for _, summary in points]
-      axes.plot(x, y, style, color=colour, marker='o', markersize=3, label=f'{attack}, {known}')
+      (drawn[f'{attack}, {known}'],) = axes.plot(x, y, style, color=colour, marker='o', markersize=3)
       bounded = [(at, s[f'{score}_low'], s[f'{score}_high']) for at, s in points if s[f'{score}_low'] is not None]
       if bounded:
         axes.fill_between(*zip(*bounded, strict=True), color=colour, alpha=0.12, linewidth=0)
     for summary in pairs.get((attack, 'none'), [])[:1]:
       if summary[score] is not None:
-        axes.axhline(summary[score], color=colour, linestyle=':', linewidth=1, label=f'{attack}, no defense')
+        drawn[f'{attack}, no defense'] = axes.axhline(summary[score], color=colour, linestyle=':', linewidth=1)
   positive = [strength for strength, _ in line.points if strength > 0]
   if len(positive) > 1 and max(positive) / min(positive) >= 20:  # a log axis that includes zero
     axes.set_xscale('symlog', linthresh=min(positive), linscale=0.5)
     axes.set_xticks([strength for strength, _ in line.points][-_TICKS:])
   axes.set_title(model, fontsize=8.5, color=SOFT)
   axes.set_xlabel(line.label)
+  return drawn

@@ -114,9 +114,8 @@ def curves(trained: Mapping[str, Trained]) -> bytes | None:
   if not any(measured(one) for one in trained.values()):
     return None
   with figures.figure(7.2, 3.5 + _legend_height(trained), layout='constrained') as (figure, png):
-    axes = figure.subplots()
-    _draw_accuracy(axes, trained)
-    figure.legend(loc='outside lower left', frameon=False, ncols=_across(trained), handlelength=3)
+    drawn = _draw_accuracy(figure.subplots(), trained)
+    figures.legend(figure, drawn, loc='outside lower left', ncols=_across(trained), handlelength=3)
     return png()
 
 
@@ -129,20 +128,19 @@ def along(trained: Mapping[str, Trained], leakage: Iterable[Mapping[str, Any]]) 
   if not known:
     return None
   with figures.figure(8.2, 3.3 + _legend_height(trained), layout='constrained') as (figure, png):
-    left, right = figure.subplots(1, 2, sharex=True)
+    (left, right), drawn = figure.subplots(1, 2, sharex=True), {}
     for defense in trained:
       of_defense = sorted((entry for entry in known if entry['defense'] == defense), key=lambda entry: entry['round'])
       colour, dashes = figures.line_style(defense, trained)
       x, y = [entry['round'] for entry in of_defense], [min(score(entry), PERFECT) for entry in of_defense]
-      left.plot(x, y, color=colour, linestyle=dashes, linewidth=1.3, zorder=1, label=defense)
+      (drawn[defense],) = left.plot(x, y, color=colour, linestyle=dashes, linewidth=1.3, zorder=1)
       faces = [colour if entry['recovered'] else 'white' for entry in of_defense]
       left.scatter(x, y, s=26, facecolors=faces, edgecolors=colour, linewidths=1.2, zorder=2)
     kind = of_rows(known)
     _finish(left, of_attacker(kind))
     left.set_title(f'filled: {kind.noun[1]} recovered · hollow: none', fontsize=8, color=SOFT)
     _draw_accuracy(right, trained)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside lower left', frameon=False, ncols=_across(trained), handlelength=3)
+    figures.legend(figure, drawn, loc='outside lower left', ncols=_across(trained), handlelength=3)
     return png()
 
 
@@ -237,19 +235,23 @@ def _reading(config: Mapping[str, Any], attacked: bool) -> blocks.Section:
   return blocks.Section('reading', 'How to read this page', [blocks.Terms(told)])
 
 
-def _draw_accuracy(axes: Any, trained: Mapping[str, Trained]) -> None:
-  """Draws test accuracy against rounds, a line per defense."""
+def _draw_accuracy(axes: Any, trained: Mapping[str, Trained]) -> dict[str, Any]:
+  """Draws test accuracy against rounds; returns the line of each defense."""
+  drawn = {}
   for defense, one in trained.items():
     known = measured(one)
     colour, dashes = figures.line_style(defense, trained)
     if known:
       marker = 'o' if len(known) == 1 else None
-      axes.plot(*zip(*known, strict=True), color=colour, linestyle=dashes, linewidth=1.4, marker=marker, label=defense)
+      (drawn[defense],) = axes.plot(
+        *zip(*known, strict=True), color=colour, linestyle=dashes, linewidth=1.4, marker=marker
+      )
       if one.stopped:
         axes.plot(*known[-1], marker='x', color=colour, markersize=6)
   if any(one.stopped for one in trained.values()):
     axes.set_title('×: the ε budget was spent', fontsize=8, color=SOFT)
   _finish(axes, 'test accuracy, in %')
+  return drawn
 
 
 def _finish(axes: Any, label: str) -> None:
