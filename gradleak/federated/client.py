@@ -260,6 +260,32 @@ class Client:
     upload, state = self._send(key, variables['params'], update, passed, state, samples, targets, count)
     return upload, state, batch_stats
 
+  def in_turn(
+    self, keys: jax.Array, variables: Mapping, samples: jax.Array, targets: jax.Array, each: Mapping | None = None
+  ) -> Upload:
+    """Returns the `Upload`s of its first rounds, [R, …]; a program of many rounds is no larger than of two.
+
+    Args:
+      keys: of the rounds, [R].
+      variables, samples, targets: see `local_update`; they are the same in each round.
+      each: collections of the variables that differ between rounds, leaves [R, …].
+
+    Raises:
+      UsageError: as `participate` does.
+    """
+
+    def participate(state: Any, own: tuple[jax.Array, Mapping]) -> tuple[Any, Upload]:
+      key, differing = own
+      upload, state, _ = self.participate(key, {**variables, **differing}, samples, targets, None, state)
+      return state, upload
+
+    own = keys, each or {}
+    state, first = participate(None, jax.tree.map(lambda x: x[0], own))
+    if len(keys) == 1:
+      return jax.tree.map(lambda x: x[jnp.newaxis], first)
+    _, others = jax.lax.scan(participate, state, jax.tree.map(lambda x: x[1:], own))
+    return jax.tree.map(lambda one, more: jnp.concatenate([one[jnp.newaxis], more]), first, others)
+
   def _check_padding(self, variables: Mapping, samples: jax.Array, targets: jax.Array, weights: jax.Array) -> None:
     """Raises `UsageError` where padding would change the gradient of the samples."""
     size = self.batch_size or samples.shape[0]

@@ -419,13 +419,11 @@ def _reaches(bare: Client, variables: Any, samples: jax.Array, bound: float, lin
 
 def _sent(client: Client, variables: Any, key: jax.Array, samples: jax.Array, targets: jax.Array, rounds: int) -> Any:
   """Returns what a client sends in its rounds, floats [R, D]; the sign of a canary alternates between rounds."""
-  state, found = None, []
-  for number in range(rounds):
-    sign = {'round': {'sign': jnp.float32((-1) ** number)}} if client.model is PROBE else {}
-    one = jax.random.fold_in(key, number)
-    upload, state, _ = client.participate(one, {**variables, **sign}, samples, targets, None, state)
-    found.append(ravel_pytree(upload.update)[0])
-  return jnp.stack(found)
+  numbers = jnp.arange(rounds)
+  signs = {'round': {'sign': 1 - 2 * (numbers % 2).astype(jnp.float32)}} if client.model is PROBE else None
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+  sent = client.in_turn(keys, variables, samples, targets, signs).update
+  return jax.vmap(lambda update: ravel_pytree(update)[0])(sent)
 
 
 def _canary(scenario: Scenario, defense: Defense, unit: str, chosen: EpsilonSettings) -> Release:
