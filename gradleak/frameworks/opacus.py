@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from gradleak.defenses import Defense, dpsgd
 
-_FLAT = (  # optimizers that clip the whole gradient of a sample, by one constant bound
-  'DPOptimizer', 'DPOptimizerFastGradientClipping', 'DistributedDPOptimizer',
-)  # fmt: skip
+# Optimizers that clip the whole gradient of a sample, by one constant bound.
+_FLAT = ('DPOptimizer', 'DPOptimizerFastGradientClipping', 'DistributedDPOptimizer')
+_OTHERS = ('AdaClipDPOptimizer', 'DPPerLayerOptimizer', 'SimpleDistributedPerLayerOptimizer')
+_GHOSTS = 'opacus.grad_sample.grad_sample_module_fast_gradient_clipping'
 
 
 class Step(NamedTuple):
@@ -23,7 +24,7 @@ class Step(NamedTuple):
     norm, noise: the bound on a sample's gradient, a number or one for each layer, and the noise multiplier.
     divisor: the number of samples by which the sum is divided, None where it is not.
     rate: the probability with which each sample is in a batch, 1.0 without Poisson sampling.
-    samples: of its batch, None where the optimizer does not hold their gradients.
+    samples: of its batch, None where they cannot be counted.
   """
 
   optimizer: str
@@ -42,13 +43,21 @@ def watched(steps: list[Step]) -> Iterator[None]:
   if optimizers is None or samplers is None:
     yield
     return
-  rates = [1.0]
+  ghosts = getattr(sys.modules.get(_GHOSTS), 'GradSampleModuleFastGradientClipping', None)
+  rates, clipped = [1.0], list[int]()
 
   def scale_grad(optimizer: Any) -> None:
     divisor = optimizer.expected_batch_size if optimizer.loss_reduction == 'mean' else None
     kind, norm, noise = type(optimizer).__name__, optimizer.max_grad_norm, float(optimizer.noise_multiplier)
-    steps.append(Step(kind, norm, noise, divisor, rates[-1], _samples(optimizer)))
+    samples = sum(clipped) or _samples(optimizer)
+    clipped.clear()
+    steps.append(Step(kind, norm, noise, divisor, rates[-1], samples))
     scale(optimizer)
+
+  def get_clipping_coef(module: Any) -> Any:  # ghost clipping: a factor for each sample in place of its gradient
+    found = factors(module)
+    clipped.append(len(found))
+    return found
 
   def batches(sampler: Any) -> Iterator:
     rates.append(float(sampler.sample_rate))
@@ -57,16 +66,20 @@ def watched(steps: list[Step]) -> Iterator[None]:
   optimizer, sampler = optimizers.DPOptimizer, samplers.UniformWithReplacementSampler
   scale, drawn = optimizer.scale_grad, sampler.__iter__
   optimizer.scale_grad, sampler.__iter__ = scale_grad, batches
+  if ghosts is not None:
+    factors, ghosts.get_clipping_coef = ghosts.get_clipping_coef, get_clipping_coef
   try:
     yield
   finally:
     optimizer.scale_grad, sampler.__iter__ = scale, drawn
+    if ghosts is not None:
+      ghosts.get_clipping_coef = factors
 
 
 def _samples(optimizer: Any) -> int | None:
   try:
     return len(optimizer.grad_samples[0])
-  except (AttributeError, TypeError, ValueError, IndexError):  # ghost clipping has no gradient of a single sample
+  except (AttributeError, TypeError, ValueError, IndexError):  # it holds no gradients of single samples
     return None
 
 
@@ -80,15 +93,18 @@ def defense_of(steps: Sequence[Step]) -> tuple[Defense | None, str]:
   first = steps[0]
   why = ''
   if other := [step.optimizer for step in steps if step.optimizer not in _FLAT]:
-    why = f'{other[0]} has a bound for each layer, or one that changes'
+    known = 'has a bound for each layer, or one that changes' if other[0] in _OTHERS else 'is not known'
+    why = f'{other[0]} {known}'
   elif any((step.norm, step.noise) != (first.norm, first.noise) for step in steps):
     why = 'norm or noise change from step to step'
   elif first.divisor is None:
     why = "the sum is not divided by the number of samples: loss_reduction='sum'"
   elif (rate := min(step.rate for step in steps)) < 1:
     why = f'batches are drawn by Poisson sampling at a rate of {rate:.3g}: make one batch of all samples'
-  elif any(step.samples not in (None, step.divisor) for step in steps):
-    sizes = ', '.join(str(size) for size in sorted({step.samples for step in steps if step.samples is not None}))
+  elif any(step.samples is None for step in steps):
+    why = 'the samples of its batches cannot be counted'
+  elif any(step.samples != step.divisor for step in steps):
+    sizes = ', '.join(str(size) for size in sorted({step.samples or 0 for step in steps}))
     why = f'the sum is divided by {first.divisor}, and batches have {sizes} samples'
   if why:
     return None, f'The client trains by DP-SGD of Opacus, which is not simulated: {why}.'

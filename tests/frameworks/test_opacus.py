@@ -131,16 +131,27 @@ def test_attackers_know_what_was_seen(sent):
   [
     ({'batch': 2}, r'Poisson sampling at a rate of 0.333: make one batch of all samples'),
     ({'batch': 4, 'poisson_sampling': False}, r'divided by 3, and batches have 2, 4 samples'),
+    (
+      {'batch': 4, 'poisson_sampling': False, 'grad_sample_mode': 'ghost'},
+      r'divided by 3, and batches have 2, 4 samples',
+    ),
     ({'clipping': 'per_layer', 'norm': [0.5] * 4}, r'DPPerLayerOptimizer has a bound for each layer'),
     ({'reduction': 'sum'}, r"loss_reduction='sum'"),
   ],
-  ids=['poisson', 'sizes', 'layers', 'sum'],
+  ids=['poisson', 'sizes', 'ghost', 'layers', 'sum'],
 )
 def test_what_is_not_simulated_says_so(sent, settings, words):
   found = audited(sent, **settings).comparison
   assert not found.agrees
   assert 'Opacus, which is not simulated' in found.words[0]
   assert re.search(words, found.words[0])
+
+
+def test_what_is_not_understood_is_not_called_a_defense():
+  step = opacus.Step('DPOptimizer', 0.5, 1.0, 6, 1.0, 6)
+  for changed, word in (({'samples': None}, 'cannot be counted'), ({'optimizer': 'NewOptimizer'}, 'is not known')):
+    found, words = opacus.defense_of([step, step._replace(**changed)])
+    assert found is None and 'which is not simulated' in words and word in words
 
 
 def test_the_optimizer_is_left_as_it_was():
