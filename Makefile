@@ -27,6 +27,7 @@ DEFENSES = none;clip(norm=1);gaussian(stddev=0.05);laplace(scale=0.02);prune(rat
 .PHONY: audit audit-all smoke test long slow frameworks lint docs linkcheck benchmark clean
 
 $(VENV)/.installed: setup.py
+	@$(PYTHON) -c '' 2>/dev/null || { echo "there is no Python $(PYTHON) that runs: make PYTHON=python3.12 …"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "gradleak needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 …"; exit 2; }
 	$(PYTHON) -m venv $(VENV)

@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -29,6 +31,16 @@ def test_an_unknown_program_is_one_line(capsys, monkeypatch):
   with pytest.raises(SystemExit, match='2'):
     cli.main()
   assert capsys.readouterr().err.startswith("gradleak: unknown program 'audi' (valid: audit, ")
+
+
+@pytest.mark.skipif(shutil.which('make') is None, reason='make is not installed')
+@pytest.mark.parametrize('python', ['nothing', '/no/such/python3', '/'])
+def test_make_says_that_there_is_no_such_python(tmp_path, python):
+  command = ['make', 'audit', f'PYTHON={python}', f'VENV={tmp_path}/new']
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.returncode == 2
+  assert done.stdout == f'there is no Python {python} that runs: make PYTHON=python3.12 …\n'
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope='module')
