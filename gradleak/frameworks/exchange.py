@@ -58,16 +58,21 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read(folder: Any) -> list[Exchange]:
-  """Returns the exchanges that were recorded into a folder, in the order of their names.
+  """Returns the exchanges that were recorded into a folder, by round and node; round 2 comes before round 10.
 
   Raises:
     UsageError: where there is none, or a file is missing or damaged.
   """
   folder = errors.check_path('folder', folder)
-  found = sorted(path.parent for path in folder.glob('*/facts.json'))
+  found = sorted((path.parent for path in folder.glob('*/facts.json')), key=_place)
   if not found:
     raise errors.UsageError(f'nothing was recorded in {folder}: no folder in it has a facts.json')
   return [_read(one) for one in found]
+
+
+def _place(folder: pathlib.Path) -> list[str | int]:
+  """Returns the name of a folder, its numbers as such."""
+  return [int(part) if i % 2 else part for i, part in enumerate(re.split(r'(\d+)', folder.name))]
 
 
 def _read(folder: pathlib.Path) -> Exchange:

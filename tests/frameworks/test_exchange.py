@@ -23,6 +23,13 @@ def test_an_exchange_is_read_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(found[0].returned[name], array + 1, strict=True)
 
 
+def test_rounds_are_in_their_order(tmp_path):
+  places = [(1, '20'), (1, 'site-3'), (2, '3'), (2, '11'), (10, '3'), (10, '3a')]
+  for number, node in reversed(places):
+    write(tmp_path, exchange(round=number, node=node))
+  assert [(one.facts['round'], one.facts['node']) for one in read(tmp_path)] == places
+
+
 def test_one_of_the_same_name_takes_its_place_and_no_facts_make_a_name(tmp_path):
   assert write(tmp_path, exchange(round=1)) == write(tmp_path, exchange(round=1, lr=2))
   assert write(tmp_path, exchange()).name == 'exchange'
