@@ -139,7 +139,7 @@ def _read(path, otherwise):
 
   try:
     return read_json(path, otherwise, dict)
-  except (FileNotFoundError, NotADirectoryError):
+  except FileNotFoundError:
     raise errors.UsageError(f'there is no {path}: {otherwise}') from None
 
 

@@ -510,7 +510,7 @@ def _facts(folder: pathlib.Path, advice: str) -> dict[str, Any] | None:
     config = read_json(folder / 'config.json', 'choose another folder', dict)
     known = read_json(folder / RESULT, advice, dict)
     return sealed(folder / RESULT, advice) if known.get('config') == config else None
-  except (FileNotFoundError, NotADirectoryError):
+  except FileNotFoundError:
     return None
 
 

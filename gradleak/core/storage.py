@@ -97,6 +97,14 @@ def computed_once(path: Any, compute: Callable[[], Any]) -> Any:
   return read_json(path, 'remove it to compute it anew')
 
 
+def _content(path: Any) -> bytes:
+  """Returns what a file holds; raises `FileNotFoundError` where there is none, also below a file."""
+  try:
+    return pathlib.Path(path).read_bytes()
+  except NotADirectoryError as error:
+    raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
+
+
 def read_json(path: Any, advice: str, kind: type = object) -> Any:
   """Returns what a JSON file holds.
 
@@ -106,13 +114,13 @@ def read_json(path: Any, advice: str, kind: type = object) -> Any:
     kind: the type that it should hold.
 
   Raises:
-    FileNotFoundError, NotADirectoryError: if there is none.
+    FileNotFoundError: if there is none.
     UsageError: for anything else that cannot be read: neither UTF-8 nor JSON, JSON without end, another type.
   """
   try:
-    found = json.loads(pathlib.Path(path).read_text('utf-8'))
+    found = json.loads(_content(path).decode('utf-8'))
     return errors.check_instance('its content', found, kind, _IN_JSON.get(kind, kind.__name__))
-  except (FileNotFoundError, NotADirectoryError):
+  except FileNotFoundError:
     raise
   except (OSError, ValueError, RecursionError) as error:
     raise damaged(path, error, advice) from error
@@ -121,9 +129,9 @@ def read_json(path: Any, advice: str, kind: type = object) -> Any:
 def read_json_lines(path: Any, advice: str) -> list[dict]:
   """Returns the objects of a file with one per line; arguments and errors are those of `read_json`."""
   try:
-    lines = pathlib.Path(path).read_text('utf-8').splitlines()
+    lines = _content(path).decode('utf-8').splitlines()
     return [errors.check_instance('a line', json.loads(line), dict, _IN_JSON[dict]) for line in lines]
-  except (FileNotFoundError, NotADirectoryError):
+  except FileNotFoundError:
     raise
   except (OSError, ValueError, RecursionError) as error:
     raise damaged(path, error, advice) from error
@@ -160,9 +168,9 @@ def read_arrays(path: Any, advice: str) -> dict[str, np.ndarray]:
     UsageError: for whatever else hinders the reading.
   """
   try:
-    with np.load(io.BytesIO(pathlib.Path(path).read_bytes()), allow_pickle=False) as archive:
+    with np.load(io.BytesIO(_content(path)), allow_pickle=False) as archive:
       return {name: archive[name] for name in archive.files}
-  except (FileNotFoundError, NotADirectoryError):
+  except FileNotFoundError:
     raise
   except Exception as error:  # of zip, of zlib, of NumPy's header, of its memory: they are documented nowhere
     raise damaged(path, error, advice) from error
@@ -267,7 +275,7 @@ def append_time(path: Any, **entry: Any) -> None:
 def read_times(path: Any) -> list[dict]:
   """Returns the entries of a file of times; those that a full disk or a kill cut off are left out."""
   try:
-    lines = pathlib.Path(path).read_bytes().splitlines()
+    lines = _content(path).splitlines()
   except FileNotFoundError:
     return []
   entries = []

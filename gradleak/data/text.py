@@ -100,10 +100,17 @@ def _held(name: str, split: str) -> tuple[tuple[tuple[str, str], ...], set[str]]
 
 
 def pairs(path: pathlib.Path) -> tuple[tuple[str, str], ...]:
-  """Returns (label, text) of each text in a file; the label is '' where there are none."""
+  """Returns (label, text) of each text in a file; the label is '' where there are none.
+
+  Raises:
+    UsageError: for a file that cannot be read, or has another form, see `read`.
+  """
   if path.suffix.lower() not in SUFFIXES:
     raise errors.UsageError(f'{path} has the suffix {path.suffix!r}, expected one of {", ".join(SUFFIXES)}')
-  return _read(path, _stamp(path))
+  try:
+    return _read(path, _stamp(path))
+  except OSError as error:
+    raise errors.UsageError(f'cannot read the texts in {path}: {error.strerror}') from error
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, int]:

@@ -140,10 +140,9 @@ def load(path: str | os.PathLike, kind: Annotated[str, Choice(KINDS)] = 'generat
   """
   found = pathlib.Path(errors.check_path('the weights of the prior', path))
   try:
-    stamp = found.stat().st_mtime_ns
+    prior = _load(str(found), found.stat().st_mtime_ns)
   except OSError as error:
     raise errors.UsageError(f'cannot read the weights of the prior {found}: {error.strerror}') from error
-  prior = _load(str(found), stamp)
   if prior.about.get('kind', 'generator') != kind:
     raise errors.UsageError(f'{found} holds a {prior.about["kind"]}, expected a {kind}')
   return prior
