@@ -49,8 +49,23 @@ def test_work_directories_that_are_files(tmp_path):
   (tmp_path / 'file').write_text('{}')
   with pytest.raises(gl.UsageError, match='file holds no finished identification'):
     identification.load(tmp_path / 'file')
-  with pytest.raises(gl.UsageError, match='there is no .*file/trainings.json'):
+  with pytest.raises(gl.UsageError, match=r'there is no .*file/trainings.json'):
     costs.task_of(tmp_path / 'file')
   for flag in ('costs', 'identified'):
     done = programs.start('leaderboard', f'--{flag}={tmp_path}/file', f'--folder={tmp_path}')
     assert done.status == 2 and done.err.startswith('error: ') and done.err.count('\n') == 1
+
+
+@pytest.mark.parametrize('place', ['{here}/file/below', '/proc/gradleak'])
+def test_folders_that_cannot_be_made_are_named(tmp_path, place):
+  (tmp_path / 'file').write_text('')
+  place = place.format(here=tmp_path)
+  with pytest.raises(gl.UsageError, match=f'the folder {place} cannot be made: '):
+    storage.made_folder(place)
+
+
+@pytest.mark.long
+def test_a_program_ends_in_that_sentence():
+  flags = '--dataset=digits', '--trials=1', '--public=0', '--defenses=none', '--progress=none', '--model=mlp(widths=2)'
+  done = programs.start('autoleak', *flags, '--workdir=/proc/gradleak')
+  assert done.status == 2 and done.err.startswith('error: the folder /proc/gradleak cannot be made: ')

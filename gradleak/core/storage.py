@@ -5,6 +5,7 @@ lists those of the others (`seal`). So what was lost or changed on the way is re
 """
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -59,12 +60,15 @@ def made_folder(path: Any) -> pathlib.Path:
   """Returns a folder that a user names, made if it does not exist.
 
   Raises:
-    UsageError: for anything but a path, and for that of a file.
+    UsageError: for anything but a path, for that of a file, and where none can be.
   """
   folder = errors.check_path('the folder', path)
   if folder.exists() and not folder.is_dir():
     raise errors.UsageError(f'the folder is {errors.shown(str(folder))}, which is a file')
-  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except (FileNotFoundError, NotADirectoryError) as error:  # in /proc, and below a file
+    raise errors.UsageError(f'the folder {folder} cannot be made: {error.strerror}') from error
   return folder
 
 
@@ -506,6 +510,8 @@ def _claim(
   path: pathlib.Path, config: dict, speed: dict, grows: Mapping[str, str], extends: Sequence[str], writes: bool
 ) -> None:
   """Makes a folder and writes its settings, or checks that it has the same; raises as `Workdir` does."""
+  if path.exists() and not path.is_dir():
+    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
   known = _read(path / 'config.json')
   others = known is None and path.is_dir() and any(not _CLAIM.fullmatch(entry.name) for entry in path.iterdir())
   if others:
