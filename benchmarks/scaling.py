@@ -6,6 +6,7 @@ import jax
 
 from benchmarks import harness, setting
 from benchmarks.harness import Column, Variant
+from gradleak.core import errors
 
 COLUMNS = [
   Column('ms/step/trial', 'ms'), Column('core ms', 'core'), Column('peak MiB', 'peak', ',.0f', harness.first),
@@ -15,10 +16,11 @@ COLUMNS = [
 
 def main(options: harness.Options) -> None:
   """Measures and prints a row per number of trials; fewer groups than devices leave some idle."""
-  sizes = options.listed_sizes('8,16,64,128,512')
+  sizes, devices = options.listed_sizes('8,16,64,128,512'), jax.local_devices()
+  errors.check_number('devices', options.devices, low=0, high=len(devices), integer=True)
   images = setting.load(options.dataset, options.data_dir, max(sizes))
   trials = setting.make(options.model, options.attack, options.steps, images, max(sizes))
-  devices = jax.local_devices()[: options.devices or None]
+  devices = devices[: options.devices or None]
   group = options.group_size or trials.usual_group
   measure = functools.partial(setting.measured, group_size=group, devices=devices)
   harness.report(

@@ -30,10 +30,13 @@ def write(folder: str, stored: str, registry: Mapping[str, Experiment], scale: s
     stored: folder of stored results, see `results.store`.
     registry: name -> `Experiment`.
     scale: of the results.
+
+  Raises:
+    UsageError: as `results.read` and `made_folder` do.
   """
-  folder = made_folder(folder)
+  known, folder = results.read(stored, scale), made_folder(folder)
   pictures = os.path.relpath(os.path.join(stored, scale), folder)
-  texts = pages(results.read(stored, scale), registry, scale, pictures.replace(os.sep, '/'))
+  texts = pages(known, registry, scale, pictures.replace(os.sep, '/'))
   for name, text in texts.items():
     write_atomically(pathlib.Path(folder, name), text)
   return [os.path.join(folder, name) for name in texts]

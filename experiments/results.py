@@ -106,9 +106,11 @@ def read(folder: Any, scale: str) -> dict[str, Stored]:
   """Returns name -> results of all tables stored at a scale.
 
   Raises:
-    UsageError: for a damaged file; names it.
+    UsageError: for a damaged file, and for a file in place of the folder; names it.
   """
   found = {}
+  if pathlib.Path(folder).is_file():
+    raise errors.UsageError(f'the folder of stored results is {folder}, which is a file')
   for path in sorted(pathlib.Path(folder, scale).glob('*.json')):
     try:
       content = read_json(path, 'delete it and run the table again', dict)

@@ -26,7 +26,7 @@ import jax
 
 from benchmarks import harness
 from gradleak import data
-from gradleak.core import settings
+from gradleak.core import errors, settings
 from gradleak.engine import ahead
 from launch import _program
 from launch._flags import Flags
@@ -41,6 +41,8 @@ def main(argv: list[str]) -> None:
   options = _GIVEN.made(harness.Options)
   settings.check(options)
   data.check_data_dir(options.dataset, options.data_dir)
+  if data.is_table(options.dataset) or data.text.knows(options.dataset):
+    raise errors.UsageError(f'this program measures attacks on images, and {options.dataset} holds others')
   if options.measure == 'gpu':
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs its share of the same device
   jax.config.update('jax_num_cpu_devices', ahead.cores())

@@ -145,6 +145,8 @@ def test_schedule_prints_when_the_faster_one_is_there_and_draws_both(tmp_path):
     ('--variants=batched,tensorflow', "unknown variant 'tensorflow'"),
     ('--model=lent', "unknown model 'lent'"),
     ('--attack=csdgl', "unknown attack 'csdgl'"),
+    ('--dataset=breast_cancer', 'attacks on images, and breast_cancer holds others'),
+    ('--measure=scaling --devices=99', 'devices is 99, expected an integer in [0, '),
     ('--trials=0', 'trials is 0, expected an integer in [1, '),
     ('--measure=scaling --sizes=8,many', "sizes is 'many', expected an integer in [1, "),
     ('--measure=gpu --models=lenet;lent', "unknown model 'lent'"),

@@ -261,3 +261,11 @@ def test_bad_input(flags, messages, tmp_path):
   assert last.startswith('error: ') and all(line.startswith('reading the data of ') for line in before)
   for message in messages:
     assert message.format(new=new) in last
+
+
+@pytest.mark.parametrize('flag', ['--list', '--pages={here}/new'])
+def test_a_file_is_no_folder_of_results(flag, tmp_path):
+  (tmp_path / 'file').write_text('')
+  done = programs.start('reproduce', flag.format(here=tmp_path), f'--results={tmp_path}/file')
+  assert done.status == 2 and f'the folder of stored results is {tmp_path}/file, which is a file' in done.err
+  assert not (tmp_path / 'new').exists()
