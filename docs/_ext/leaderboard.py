@@ -132,7 +132,7 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   of = {(entry['task']['dataset'], entry['text']): entry for task in _newest(entries) for entry in task}
   noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
   faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
-  named = _ranked(entry for entry in entries.values() if entry['task']['dataset'] == 'cifar10')
+  named = _ranked(entry for entry in entries.values() if entry['task']['model'].startswith('resnet20'))
   seen, undone = max(named.values(), key=lambda one: one['n']), of['faces', faces[0]]['honest']['n']
   every = [one for one in named.values() if one['identified'] == one['n'] == seen['n']]
   fewer = [f'{one["identified"]} of {one["n"]} under `{text}`' for text, one in named.items() if one not in every]
@@ -147,7 +147,26 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
     f'an upload names each among {seen["candidates"]} others, under each of {len(every)} defenses.'
     + (f' It finds {listed(fewer)}.' if fewer else ''),
+    _in_colour([entry for entry in entries.values() if _of_model(entry) == ('cifar10', 'lenet')]),
   ]
+
+
+def _of_model(entry: Mapping[str, Any]) -> tuple[str, str]:
+  return entry['task']['dataset'], entry['task']['model']
+
+
+def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
+  """Returns how many colour images stay recognisable, and what hiding all of them costs at least."""
+  defended = [entry for entry in entries if entry['defense'] != 'none']
+  number = defended[0]['honest']['n']
+  grouped = together((_shown(entry), entry) for entry in sorted(defended, key=lambda one: (-_shown(one), one['text'])))
+  named = {share: listed([f'`{one["text"]}`' for one in of]) for share, of in grouped.items()}
+  each = [f'{round(number * share)} under {under}' for share, under in named.items()]
+  least = min(min(entry['cost']['interval']) for entry in grouped[0.0])
+  return (
+    f'**Of {number} colour images** (CIFAR-10, LeNet) these stay recognisable: {"; ".join(each)}. '
+    f'What hides all of them costs at least {least:.1f} points of accuracy.'
+  )
 
 
 def _ranked(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
