@@ -21,6 +21,7 @@ largest entries is not. So both are computed (`support`).
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +38,9 @@ DRAWS = 8  # simulated uploads of a defense whose randomness has no density
 ROUNDING = 1e-4  # of the root mean square of an upload: an entry that deviates by less has no noise
 ORTHOGONAL = 3e-7  # cosine, at most, that rounding leaves of what float32 makes orthogonal: it has up to 2.3e-7
 TOP = 0.05  # of the entries of a tensor: its largest ones
-_ALIKE = 1 - ROUNDING**2 / 2  # cosine of two updates of one direction
+_EQUAL = 1e-6  # distance of two updates over their norm, of float32: below it they are equal
+_ALIKE = 1 - _EQUAL**2 / 2  # their cosine
+_DOUBLES = 2**24  # entries of candidates' updates in double precision at a time
 _NEAR = 1e-4  # cosine, at most, of those that are looked at in double precision
 
 MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction', 'projected')
@@ -288,20 +291,31 @@ def _in_double(
     return _along(np.clip(cosines(updates, masks, means), 0, _ALIKE), _kept(updates, masks))
   kept = _kept(updates, masks)
   weights = kept if model == 'draws' else kept / variance
-  weighed, means = updates * weights, means.astype(np.float64)
+  weighed = updates * weights
   own = np.sum(weighed * updates, axis=-1, keepdims=True)
-  energy = own - 2 * weighed @ means.T + weights @ np.square(means).T
+  energy = own + _sliced(lambda some: weights @ np.square(some).T - 2 * weighed @ some.T, means)
   if model != 'draws':
     return -0.5 * energy
-  return -0.5 * np.sum(kept, axis=-1, keepdims=True) * np.log(np.maximum(energy, ROUNDING**2 * own + 1e-30))
+  return -0.5 * np.sum(kept, axis=-1, keepdims=True) * np.log(np.maximum(energy, _EQUAL**2 * own + 1e-30))
 
 
 def cosines(updates: Any, masks: Any, means: Any) -> np.ndarray:
   """Returns the cosine of each upload [U, P] and each candidate's update [C, P], float64 [U, C]."""
-  kept, means = _kept(updates, masks), np.asarray(means, np.float64)
+  kept = _kept(updates, masks)
   compared = updates * kept
-  lengths = np.sum(np.square(compared), axis=-1, keepdims=True) * (kept @ np.square(means).T)
-  return compared @ means.T / np.maximum(np.sqrt(lengths), 1e-30)
+  squares = np.sum(np.square(compared), axis=-1, keepdims=True)
+
+  def of(some: np.ndarray) -> np.ndarray:
+    return compared @ some.T / np.maximum(np.sqrt(squares * (kept @ np.square(some).T)), 1e-30)
+
+  return _sliced(of, means)
+
+
+def _sliced(of: Callable[[np.ndarray], np.ndarray], means: Any) -> np.ndarray:
+  """Returns `of` the rows of [C, P] in double precision, [U, C], some at a time: all would fill the memory."""
+  size = max(1, _DOUBLES // means.shape[-1])
+  each = (np.asarray(means[first : first + size], np.float64) for first in range(0, len(means), size))
+  return np.concatenate([of(some) for some in each], axis=1)
 
 
 def _kept(updates: Any, masks: Any) -> np.ndarray:
