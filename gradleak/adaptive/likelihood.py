@@ -21,7 +21,6 @@ largest entries is not. So both are computed (`support`).
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +39,7 @@ ORTHOGONAL = 3e-7  # cosine, at most, that rounding leaves of what float32 makes
 TOP = 0.05  # of the entries of a tensor: its largest ones
 _EQUAL = 1e-6  # distance of two updates over their norm, of float32: below it they are equal
 _ALIKE = 1 - _EQUAL**2 / 2  # their cosine
-_DOUBLES = 2**24  # entries of candidates' updates in double precision at a time
+_DOUBLES = 2**24  # entries of updates in double precision at a time
 _NEAR = 1e-4  # cosine, at most, of those that are looked at in double precision
 
 MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction', 'projected')
@@ -212,7 +211,7 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
     of = functools.partial(_of_means, given.model, given.laplace, count)
     found = np.asarray(of(updates, masks, each, floor, variance, groups, np.float32(given.fraction)))
   else:
-    found = _in_double(given.model, updates, masks, each, floor if given.model == 'exact' else variance + floor)
+    found = _in_double(given.model, updates, masks, each, variance, floor)
   best = np.max(found.reshape(-1, number, draws), axis=-1)
   if given.model != 'projected':
     return best
@@ -281,7 +280,7 @@ def _laplace(residual: jax.Array, variance: jax.Array) -> jax.Array:
 
 
 def _in_double(
-  model: str, updates: np.ndarray, masks: np.ndarray | None, means: np.ndarray, variance: np.ndarray
+  model: str, updates: np.ndarray, masks: np.ndarray | None, means: np.ndarray, variance: np.ndarray, floor: np.ndarray
 ) -> np.ndarray:
   """Returns the log-likelihoods, float64 [U, C], of uploads [U, P], given means [C, P], under the other models.
 
@@ -289,38 +288,47 @@ def _in_double(
   """
   if model in ('direction', 'projected'):
     return _along(np.clip(cosines(updates, masks, means), 0, _ALIKE), _kept(updates, masks))
-  kept = _kept(updates, masks)
-  weights = kept if model == 'draws' else kept / variance
-  weighed = updates * weights
-  own = np.sum(weighed * updates, axis=-1, keepdims=True)
-  energy = own + _sliced(lambda some: weights @ np.square(some).T - 2 * weighed @ some.T, means)
-  if model != 'draws':
-    return -0.5 * energy
-  return -0.5 * np.sum(kept, axis=-1, keepdims=True) * np.log(np.maximum(energy, _EQUAL**2 * own + 1e-30))
+  own, both, squares = _products(updates, masks, means, (variance, floor) if model == 'noise' else None)
+  energy = own - 2 * both + squares
+  if model == 'draws':
+    kept = np.sum(_kept(updates, masks), axis=-1, keepdims=True)
+    return -0.5 * kept * np.log(np.maximum(energy, _EQUAL**2 * own + 1e-30))
+  return -0.5 * energy / (floor if model == 'exact' else 1)
 
 
 def cosines(updates: Any, masks: Any, means: Any) -> np.ndarray:
   """Returns the cosine of each upload [U, P] and each candidate's update [C, P], float64 [U, C]."""
-  kept = _kept(updates, masks)
-  compared = updates * kept
-  squares = np.sum(np.square(compared), axis=-1, keepdims=True)
-
-  def of(some: np.ndarray) -> np.ndarray:
-    return compared @ some.T / np.maximum(np.sqrt(squares * (kept @ np.square(some).T)), 1e-30)
-
-  return _sliced(of, means)
+  own, both, squares = _products(updates, masks, means)
+  return both / np.maximum(np.sqrt(own * squares), 1e-30)
 
 
-def _sliced(of: Callable[[np.ndarray], np.ndarray], means: Any) -> np.ndarray:
-  """Returns `of` the rows of [C, P] in double precision, [U, C], some at a time: all would fill the memory."""
-  size = max(1, _DOUBLES // means.shape[-1])
-  each = (np.asarray(means[first : first + size], np.float64) for first in range(0, len(means), size))
-  return np.concatenate([of(some) for some in each], axis=1)
+def _products(updates: Any, masks: Any, means: Any, variances: tuple | None = None) -> tuple[Any, Any, Any]:
+  """Returns the products of uploads [U, P] with themselves, with [C, P], and of these with themselves, float64 [U, C].
+
+  Some entries are computed at a time: the double precision of all would fill the memory.
+
+  Args:
+    updates, masks, means: as `log_likelihoods` takes them, but for the draws.
+    variances: two that the products are divided by the sum of, [1, P] and [U, 1]; None for 1.
+  """
+  own, both, squares = (np.zeros((len(updates), number)) for number in (1, len(means), len(means)))
+  size = max(1, _DOUBLES // (len(updates) + len(means)))
+  for first in range(0, means.shape[-1], size):
+    part = slice(first, first + size)
+    one, other = (np.asarray(each[:, part], np.float64) for each in (updates, means))
+    weights = np.ones((1, one.shape[1])) if masks is None else np.asarray(masks[:, part], np.float64)
+    if variances is not None:
+      weights = weights / (variances[0][:, part] + variances[1])
+    weighed = one * weights
+    own += np.sum(weighed * one, axis=-1, keepdims=True)
+    both += weighed @ other.T
+    squares += weights @ np.square(other).T
+  return own, both, squares
 
 
 def _kept(updates: Any, masks: Any) -> np.ndarray:
-  """Returns 1 for entries that are compared and 0 for others, float64 [U, P]."""
-  return np.ones(np.shape(updates)) if masks is None else np.asarray(masks, np.float64)
+  """Returns whether entries are compared, bool [U, P]."""
+  return np.ones(np.shape(updates), bool) if masks is None else np.asarray(masks, bool)
 
 
 def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

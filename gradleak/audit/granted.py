@@ -70,6 +70,8 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
     mode = 'unused' if group.client.loss.own else made.labels
   elif mode in label_rules.RULES:
     mode, rule = 'inferred', mode
+  elif mode == 'optimised' and made.labels == 'unused':  # beside attacks that optimise them
+    mode = 'unused'
   if mode == 'inferred':
     label_rules.check(rule, group.client)
   defense = {'non-adaptive': 'unknown', 'adaptive': 'known', 'both': 'either'}[group.settings.knowledge]

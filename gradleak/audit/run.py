@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 import pathlib
 import platform
@@ -329,8 +328,12 @@ class _Worker:
       self.rooms[work.name] = max(lanes, len(made.lanes)), jax.tree.leaves(made.shared['views'])[0].shape[0]
     if self.split:  # all processes must cut alike
       return [(work, made)]
-    cut = [(work._replace(missing=keys), made) for keys in work.cut(pieces(made, self.attack_size))]
+    known = None if self.store is None else self.store.speed.get(f'rows_of_{work.name}')
+    rows = known or -(-len(work.missing) // pieces(made, self.attack_size))
+    cut = [(work._replace(missing=keys), made) for keys in work.cut(rows)]
     if len(cut) > 1:
+      if self.store is not None:  # after a stop it is cut alike, so that the checkpoint of a part is found
+        self.store.record_speed(**{f'rows_of_{work.name}': rows})
       self._note(f'{label(group, work.variants)} runs in {len(cut)} parts: the memory does not hold all at once')
       tables = [table(group, seen, work.variants, one.missing, made.shared['prepared']) for one, _ in cut]
       room = max(len(one.lanes) for one in tables)
@@ -428,11 +431,10 @@ class _Work(NamedTuple):
     """Whether its attack learns something before it runs: this has its turn, and is not done ahead."""
     return self.variants[0].method.prepare is not None
 
-  def cut(self, number: int) -> list[frozenset[Key]]:
-    """Returns the missing rows in `number` parts at most, each of some trials and control runs."""
+  def cut(self, rows: int) -> list[frozenset[Key]]:
+    """Returns the missing rows in parts of so many at most, each of some trials and control runs."""
     ordered = sorted(self.missing, key=lambda key: (key[3], key))
-    bounds = np.linspace(0, len(ordered), min(number, len(ordered)) + 1).astype(int)
-    return [frozenset(ordered[first:last]) for first, last in itertools.pairwise(bounds)]
+    return [frozenset(ordered[first : first + rows]) for first in range(0, len(ordered), rows)]
 
   def with_missing(self, group: Group, index: int, count: int) -> '_Work':
     """Returns the same with the rows that no part has."""

@@ -87,9 +87,11 @@ def pieces(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) ->
   The arguments are those of `run`. A smaller group does not help there: the states of all lanes are held at once.
   """
   free = memory.free((layout.devices or jax.local_devices())[0])
+  if free is None:
+    return 1
   placement, _, states = _states(build, shared, lanes, layout)
   size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(states)) / len(placement.counts)
-  return 1 if free is None else max(1, math.ceil(_COPIES * size / (_FILLED * free)))
+  return max(1, math.ceil(_COPIES * size / (_FILLED * free)))
 
 
 def needed(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> float:

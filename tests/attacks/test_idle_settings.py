@@ -1,12 +1,14 @@
 """Settings that change nothing beside others: each is refused with one sentence, where it was ignored."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import gradleak as gl
+from gradleak.audit import granted
 from gradleak.core import errors
 from gradleak.studies.sensitivity.assumptions import assumptions
 
@@ -93,6 +95,17 @@ def test_samples_of_each_epoch_are_for_several_epochs():
     gl.attacks.csdlg(orders='free')(client())
   gl.attacks.csdlg(orders='free')(client(local_epochs=2))
   gl.attacks.csdlg(orders='free', epochs=2)(client())
+
+
+@pytest.mark.parametrize(('attack', 'mode'), [(gl.attacks.csdlg(), 'optimised'), (gl.attacks.prefix(), 'unused')])
+def test_an_attack_without_labels_stands_beside_one_that_optimises_them(attack, mode):
+  """One `labels=` is for all attacks of an audit."""
+  samples, labels = jnp.zeros((2, 8, 8, 1)), jnp.arange(2)
+  scenario = gl.scenario(MODEL, samples, labels, key=jax.random.key(0))
+  group = types.SimpleNamespace(
+    settings=gl.AuditSettings(labels='optimised'), client=scenario.client, scenario=scenario, defenses=(), server=None
+  )
+  assert granted.knowledge(group, attack).labels == mode
 
 
 @pytest.mark.parametrize('distance', ['prefix', 'dense_input'])
