@@ -68,6 +68,8 @@ class Context:
   @property
   def frozen(self) -> frozenset[tuple[str, ...]]:
     """The paths of the parameters that the client does not train, which are zeros in its gradients."""
+    if not self.client.frozen:
+      return frozenset()
     return dataclasses.replace(self, client=dataclasses.replace(self.client, private=())).unshared
 
 
@@ -683,13 +685,18 @@ def _check_steady(bound: Bound, context: Context) -> None:
   client, params = context.client, (context.variables or {}).get('params', {})
   once = client.share == 'gradient' or (client.epochs == 1 and client.batch_size is None)  # a state of steps is new
   for stage, given in zip(bound.defense.stages, bound.arguments, strict=True):
-    place, stated = stage.traits.place, stage.traits.noise or stage.traits.mechanism
-    if stage.foreign and stated and (place == 'upload' or (place == 'step' and not once)) and not is_idle(stage):
+    place = stage.traits.place
+    if (
+      stage.foreign
+      and stage.traits.noise
+      and (place == 'upload' or (place == 'step' and not once))
+      and not is_idle(stage)
+    ):
       made = optax.with_extra_args_support(stage.build(stage.numbers, *given))
       if foreign.depends(made, params, jax.eval_shape(made.init, params)):
         raise errors.UsageError(
-          f'the defense {stage.name} states a noise or a mechanism, which is one for all rounds and steps, and what it '
-          'sends depends on its state: leave the traits noise and mechanism out, or make the noise a stage of its own'
+          f'the defense {stage.name} states a noise, which is one for all rounds and steps, and what it sends depends '
+          'on its state: leave the trait noise out, or make the noise a stage of its own'
         )
 
 

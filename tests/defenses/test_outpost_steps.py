@@ -92,7 +92,9 @@ def test_the_code_takes_the_sample_variance():
 
 
 class _NoLayers:
-  """A client whose model does not offer its layers."""
+  """A client whose model does not offer its layers, and which trains all of it."""
+
+  frozen = ()
 
   class model:
     layers = None
