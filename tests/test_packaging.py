@@ -36,7 +36,7 @@ def test_an_unknown_program_is_one_line(capsys, monkeypatch):
 @pytest.mark.skipif(shutil.which('make') is None, reason='make is not installed')
 @pytest.mark.parametrize('python', ['nothing', '/no/such/python3', '/'])
 def test_make_says_that_there_is_no_such_python(tmp_path, python):
-  command = ['make', 'audit', f'PYTHON={python}', f'VENV={tmp_path}/new']
+  command = ['make', '--no-print-directory', 'audit', f'PYTHON={python}', f'VENV={tmp_path}/new']
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 2
   assert done.stdout == f'there is no Python {python} that runs: make PYTHON=python3.12 …\n'

@@ -57,7 +57,8 @@ def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
       elif kind in _ANSWERS:
         told[side] = _answer(kind, finding.facts)
         found.setdefault(side, []).append((_short(of), finding))
-    lines.append((_title(of), *told.values()))
+    nobody = f'no defense is known to cost at most {deploy.AFFORDABLE:g} points'
+    lines.append((_title(of), *(one or nobody for one in told.values())))
   return f'{_led(found)}\n\n{methods._grid(("task", *ATTACKERS.values()), lines)}\n'
 
 
@@ -76,7 +77,8 @@ def _led(found: Mapping[str, Sequence[tuple[str, Finding]]]) -> str:
   recovered = sum(_kind(finding)[0] != 'blind' for _, finding in found['honest'])
   hidden = [title for title, finding in seen if _kind(finding)[0] == 'hidden']
   told += f'That at most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, holds '
-  told += f'on {len(hidden) or "none"} of the {recovered} tasks where undefended samples are recovered'
+  told += f'on {len(hidden) or "none"} of the {recovered} tasks where a defense is known to cost at most '
+  told += f'{deploy.AFFORDABLE:g} points and undefended samples are recovered'
   told += f': {listed(hidden)}. ' if hidden else '. '
   if {_kind(finding)[0] for _, finding in found.get('list', ())} == {'everyone'}:
     told += 'None of those counted hides whose sample an upload is from. '
@@ -156,16 +158,14 @@ def _of_model(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
-  """Returns how many colour images stay recognisable, and what hiding all of them costs at least."""
-  defended = [entry for entry in entries if entry['defense'] != 'none']
-  number = defended[0]['honest']['n']
-  grouped = together((_shown(entry), entry) for entry in sorted(defended, key=lambda one: (-_shown(one), one['text'])))
-  named = {share: listed([f'`{one["text"]}`' for one in of]) for share, of in grouped.items()}
-  each = [f'{round(number * share)} under {under}' for share, under in named.items()]
+  """Returns which defenses hide all colour images or none, and what those that hide all cost at least."""
+  defended = sorted((entry for entry in entries if entry['defense'] != 'none'), key=lambda one: one['text'])
+  grouped = together((_shown(entry), entry) for entry in defended)
+  none, every = (listed([f'`{one["text"]}`' for one in grouped[share]]) for share in (1.0, 0.0))
   least = min(min(entry['cost']['interval']) for entry in grouped[0.0])
   return (
-    f'**Of {number} colour images** (CIFAR-10, LeNet) these stay recognisable: {"; ".join(each)}. '
-    f'What hides all of them costs at least {least:.1f} points of accuracy.'
+    f'**All of {defended[0]["honest"]["n"]} colour images stay recognisable** (CIFAR-10, LeNet) under {none}. '
+    f'Under {every} none does; these cost at least {least:.1f} points of accuracy.'
   )
 
 

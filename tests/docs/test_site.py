@@ -363,6 +363,7 @@ def test_answers_are_those_of_the_leaderboard(extensions):
   named = set(re.findall(r'`([^`]+)`', text))
   assert named <= best and text.count('\n| ') == len(board._newest(entries)) + 2
   led, table = text.split('\n\n', 1)
+  assert not re.search(r'\| *\|', table), 'an empty cell'
   for line, of in zip(table.split('\n')[2:], board._newest(entries), strict=False):
     told = {finding.name.removeprefix('deploy.'): finding.facts for finding in deploy.advice(of)}
     assert line.startswith(f'| {of[0]["task"]["model"].partition("+")[0]} on {of[0]["task"]["dataset"]} ')
