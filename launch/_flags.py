@@ -218,11 +218,10 @@ class Flags:
     Raises:
       UsageError: for --data_dir beside a dataset that is not read from it, and as `table_files.known_of` does.
     """
-    from gradleak import data
     from gradleak.data import table_files
 
     found = {name: getattr(self, name) for name in OPTIONS if name in self}
-    data.check_data_dir(self.dataset, found.get('data_dir'))
+    check_data_dir(self.dataset, found.get('data_dir'))
     label = found.pop('label', None)
     if label is not None:
       found['schema'] = json.dumps({**table_files.known_of(found['schema']), 'label': label})
@@ -338,6 +337,17 @@ def made(text: str) -> Any:
     return found() if isinstance(found, type) or not hasattr(found, 'state_dict') else found
   except Exception as error:  # the user's code may raise anything
     raise errors.UsageError(f'--torch_model={text} makes no network: {type(error).__name__}: {error}') from error
+
+
+def check_data_dir(dataset: str, data_dir: str | None) -> None:
+  """Raises `UsageError` for a folder of prepared datasets beside one that is not read from it."""
+  from gradleak import data
+  from gradleak.core import errors
+
+  if data_dir is not None and not data.is_tfds(dataset):
+    raise errors.UsageError(
+      f'--data_dir is the folder of prepared TFDS datasets, and {errors.shown(dataset)} is read elsewhere: leave it out'
+    )
 
 
 def check_outputs(scenario: Any, number: int) -> None:

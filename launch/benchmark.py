@@ -29,7 +29,7 @@ from gradleak import data
 from gradleak.core import errors, settings
 from gradleak.engine import ahead
 from launch import _program
-from launch._flags import Flags
+from launch._flags import Flags, check_data_dir
 
 _GIVEN = Flags()
 with _program.group('what is measured, and how much'):
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
   """Prints the table that the flags ask for."""
   options = _GIVEN.made(harness.Options)
   settings.check(options)
-  data.check_data_dir(options.dataset, options.data_dir)
+  check_data_dir(options.dataset, options.data_dir)
   if data.is_table(options.dataset) or data.text.knows(options.dataset):
     raise errors.UsageError(f'this program measures attacks on images, and {options.dataset} holds others')
   if options.measure == 'gpu':

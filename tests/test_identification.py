@@ -418,6 +418,18 @@ def test_a_version_of_ones_own_defense_is_another_part(scenario, tmp_path):
   assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 2
 
 
+def test_ranks_of_an_earlier_version_are_another_part(scenario, tmp_path, monkeypatch):
+  """Those in float32 would have stayed in a folder for good."""
+  arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}
+  with monkeypatch.context() as patch:
+    patch.setattr(identification, '_VERSION', 1)
+    patch.setattr(likelihood, 'log_likelihoods', lambda given, updates, *rest: np.zeros((len(updates), 20)))
+    identify(scenario, [None], **arguments)
+  found = identify(scenario, [None], **arguments)
+  assert found.identified('none', 'likelihood') == (2, 2)
+  assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 2
+
+
 @pytest.mark.long
 def test_uploads_are_made_once_for_all_lists(scenario, monkeypatch):
   made, uploads = [], identification._Run._uploads

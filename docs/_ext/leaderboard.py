@@ -120,7 +120,7 @@ def _short(of: Sequence[Mapping[str, Any]]) -> str:
 
 def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
   """Returns the entries of each task, by dataset, of the newest AutoLeak that met the model on it."""
-  task = {name: (entry['task']['dataset'], entry['task']['model']) for name, entry in entries.items()}
+  task = {name: _of_model(entry) for name, entry in entries.items()}
   newest: dict[tuple[str, str], int] = {}
   for name, entry in entries.items():
     newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
@@ -164,8 +164,8 @@ def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
   none, every = (listed([f'`{one["text"]}`' for one in grouped[share]]) for share in (1.0, 0.0))
   least = min(min(entry['cost']['interval']) for entry in grouped[0.0])
   return (
-    f'**All of {defended[0]["honest"]["n"]} colour images stay recognisable** (CIFAR-10, LeNet) under {none}. '
-    f'Under {every} none does; these cost at least {least:.1f} points of accuracy.'
+    f'**All of {defended[0]["honest"]["n"]} colour images stay recognisable** to a curious server '
+    f'(CIFAR-10, LeNet), under {none}. Under {every} none does; these cost at least {least:.1f} points of accuracy.'
   )
 
 

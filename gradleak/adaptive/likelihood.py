@@ -40,7 +40,6 @@ TOP = 0.05  # of the entries of a tensor: its largest ones
 _EQUAL = 1e-6  # distance of two updates over their norm, of float32: below it they are equal
 _ALIKE = 1 - _EQUAL**2 / 2  # their cosine
 _DOUBLES = 2**24  # entries of updates in double precision at a time
-_NEAR = 1e-4  # cosine, at most, of those that are looked at in double precision
 
 MODELS = ('exact', 'noise', 'mixture', 'draws', 'direction', 'projected')
 
@@ -212,22 +211,15 @@ def log_likelihoods(given: Expected, updates: Any, masks: Any, means: Any) -> np
     found = np.asarray(of(updates, masks, each, floor, variance, groups, np.float32(given.fraction)))
   else:
     found = _in_double(given.model, updates, masks, each, variance, floor)
-  best = np.max(found.reshape(-1, number, draws), axis=-1)
-  if given.model != 'projected':
-    return best
-  kept = _kept(updates, masks)
-  return np.where(orthogonal(updates, kept, means), _along(_ALIKE, kept), best)
+  return np.max(found.reshape(-1, number, draws), axis=-1)
 
 
-def orthogonal(updates: np.ndarray, kept: np.ndarray, means: np.ndarray) -> np.ndarray:
+def orthogonal(updates: np.ndarray, masks: np.ndarray | None, means: np.ndarray) -> np.ndarray:
   """Returns which uploads [U, P] are orthogonal to a candidate's update [C, K, P], to rounding, bool [U, C]."""
   number, draws, entries = means.shape
-  near = np.abs(cosines(updates, kept, means.reshape(-1, entries))) < _NEAR
-  found = np.zeros(near.shape, bool)
-  for u, c in np.argwhere(near):  # float32 would not tell them from what is nearly orthogonal
-    upload, mean = (row.astype(np.float64) * kept[u] for row in (updates[u], means.reshape(-1, entries)[c]))
-    lengths = np.linalg.norm(upload) * np.linalg.norm(mean)
-    found[u, c] = lengths > 0 and abs(upload @ mean) <= ORTHOGONAL * lengths
+  own, both, squares = _products(updates, masks, means.reshape(-1, entries))
+  lengths = np.sqrt(own * squares)
+  found = (lengths > 0) & (np.abs(both) <= ORTHOGONAL * lengths)
   return found.reshape(-1, number, draws).any(axis=-1)
 
 
@@ -264,11 +256,6 @@ def _of_means(
   return jax.lax.map(one, means).T
 
 
-def _along(cosine: Any, kept: Any) -> np.ndarray:
-  """Returns the log-likelihood of uploads with entries `kept` [U, P] at a cosine of a candidate's update, or [U, C]."""
-  return -0.5 * np.sum(kept, axis=-1, keepdims=True) * np.log1p(-np.square(cosine))
-
-
 def _normal(residual: jax.Array, variance: jax.Array) -> jax.Array:
   """Returns the logarithm of the density of N(0, variance)."""
   return -0.5 * (jnp.square(residual) / variance + jnp.log(2 * jnp.pi * variance))
@@ -286,13 +273,16 @@ def _in_double(
 
   Updates of one class may differ by less than float32 keeps of their products.
   """
+  compared = means.shape[-1] if masks is None else np.sum(masks, axis=-1, keepdims=True)
   if model in ('direction', 'projected'):
-    return _along(np.clip(cosines(updates, masks, means), 0, _ALIKE), _kept(updates, masks))
+    cosine = np.clip(cosines(updates, masks, means), 0, _ALIKE)
+    if model == 'projected':
+      cosine[orthogonal(updates, masks, means[:, np.newaxis])] = _ALIKE
+    return -0.5 * compared * np.log1p(-np.square(cosine))
   own, both, squares = _products(updates, masks, means, (variance, floor) if model == 'noise' else None)
   energy = own - 2 * both + squares
   if model == 'draws':
-    kept = np.sum(_kept(updates, masks), axis=-1, keepdims=True)
-    return -0.5 * kept * np.log(np.maximum(energy, _EQUAL**2 * own + 1e-30))
+    return -0.5 * compared * np.log(np.maximum(energy, _EQUAL**2 * own + 1e-30))
   return -0.5 * energy / (floor if model == 'exact' else 1)
 
 
@@ -324,11 +314,6 @@ def _products(updates: Any, masks: Any, means: Any, variances: tuple | None = No
     both += weighed @ other.T
     squares += weights @ np.square(other).T
   return own, both, squares
-
-
-def _kept(updates: Any, masks: Any) -> np.ndarray:
-  """Returns whether entries are compared, bool [U, P]."""
-  return np.ones(np.shape(updates), bool) if masks is None else np.asarray(masks, bool)
 
 
 def patterns(updates: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,6 @@ __all__ = [
   'Field',
   'Schema',
   'check_classes',
-  'check_data_dir',
   'check_images',
   'check_labels',
   'gallery',
@@ -176,14 +175,6 @@ def is_table(name: str) -> bool:
 def is_tfds(name: str) -> bool:
   """Returns whether a dataset is one of TensorFlow Datasets, which are read from `data_dir`."""
   return not (name in EMBEDDED or name.startswith('folder:') or is_table(name) or text.knows(name))
-
-
-def check_data_dir(name: str, data_dir: str | None) -> None:
-  """Raises `UsageError` for a folder of prepared datasets beside one that is not read from it."""
-  if data_dir is not None and not is_tfds(name):
-    raise errors.UsageError(
-      f'--data_dir is the folder of prepared TFDS datasets, and {errors.shown(name)} is read elsewhere: leave it out'
-    )
 
 
 def table(

@@ -71,6 +71,7 @@ _TIMES = 'timing.jsonl'
 _FILES = {'rows': 'rows.jsonl', 'pairs': 'pairs.jsonl', 'noise': 'noise.jsonl'}
 _COLUMNS = 1000  # of a regression, where a client is random: each candidate has several
 _TRIED = 4  # candidates by which it is found whether a client is random
+_VERSION = 2  # of parts: before, likelihoods were of float32, and equal scores were false matches
 _BLOCK = 2**27  # entries of candidates' updates that are held at once
 _LARGEST = 2**30  # entries of the updates of all candidates that a regression holds
 
@@ -289,7 +290,8 @@ def identify(
 def _all(run: '_Run', store: Workdir | None, parts: list[tuple], process: tuple[int, int]) -> list[dict] | None:
   """Returns the rows of all parts, stored or run now; None while one is missing, whose turn is another process's."""
   names = [
-    f'{name}-{digest({"defense": text(one), "label": one.label, **_assumed(one)})[:8]}' for one, name, _ in parts
+    f'{name}-{digest({"version": _VERSION, "defense": text(one), "label": one.label, **_assumed(one)})[:8]}'
+    for one, name, _ in parts
   ]
   found: dict[str, list[dict]] = {}
   for number, name in enumerate(names):
