@@ -98,6 +98,14 @@ def test_the_scale_of_a_tensor_is_its_deviation_beside_any_mean(mean, deviation)
   np.testing.assert_allclose(scales['w'], deviation or 1.0, rtol=0.02)
 
 
+def test_the_scale_of_a_tensor_holds_what_differs_between_groups():
+  def updates(key):
+    return {'w': jnp.full((32, 50), 0.7) + 1e-3 * jax.random.normal(key)}
+
+  _, scales = learned._moments(updates, jax.random.key(0), {'w': jnp.zeros(50)}, 32 * 1024)
+  np.testing.assert_allclose(scales['w'], 1e-3, rtol=0.1)
+
+
 def test_the_same_key_learns_the_same(honest):
   """Private images play no part, and the client that is simulated does."""
   attack, key = SMALL.changed(steps=3), jax.random.key(3)
