@@ -134,7 +134,8 @@ def test_costs_are_read_of_trainings_that_had_attacks(found, call):
   folder = call[1]
   assert list(json.loads((folder / 'trainings.json').read_text('utf-8'))) == list(found.trained)
   assert (folder / 'audit' / 'config.json').exists()
-  assert costs.task_of(folder) == {'model': 'linear', 'dataset': 'custom', 'init': None, 'weights': None}
+  samples = {'image_shape': [8, 8, 1], 'num_classes': 10, 'loss': 'cross_entropy'}
+  assert costs.task_of(folder) == {'model': 'linear', 'dataset': 'custom', 'init': None, 'weights': None, **samples}
 
 
 @pytest.mark.long

@@ -219,6 +219,19 @@ def test_other_trainings_are_refused(trained, second, task, words):
     costs.of_training(trained(*second), TASK | task)
 
 
+@pytest.mark.parametrize(
+  ('part', 'trained_on', 'attacked'),
+  [('image_shape', [12, 12, 1], [28, 28, 1]), ('num_classes', 2, 10), ('loss', 'focal', 'cross_entropy')],
+)
+def test_a_training_on_samples_of_another_size_or_kind_is_refused(trained, part, trained_on, attacked):
+  for defense in ('none', 'outpost'):
+    folder = trained(defense, 0.9, **{part: trained_on})
+  assert list(costs.of_training(folder, TASK | {part: trained_on})) == ['outpost']
+  assert costs.task_of(folder)[part] == trained_on
+  with pytest.raises(UsageError, match=f'have {part} '):
+    costs.of_training(folder, TASK | {part: attacked})
+
+
 def test_settings_differ(trained):
   trained('none', 0.9)
   with pytest.raises(UsageError, match='other settings'):

@@ -10,7 +10,8 @@ from gradleak.federated.chance import at_chance, counted
 from gradleak.federated.training import UNSETTLED, gained, unsettled
 from gradleak.studies.frontier import RESULT, TRAININGS, WRONG
 
-SAME = ('model', 'dataset', 'init', 'weights')  # of the training and of the task that its costs are for
+# What a training and the task of its costs have in common; the second ones where both say them.
+SAME, SAID = ('model', 'dataset', 'init', 'weights'), ('image_shape', 'num_classes', 'loss')
 _AGAIN = 'restore it, or remove the folder and give the command of launch/train.py again'
 _OF_A_DEFENSE = ('defense', 'defense_text', 'defense_version', 'epsilon')
 
@@ -60,7 +61,8 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
 
   Args:
     workdir: the work directory of a finished launch/train.py with `none` among its defenses.
-    task: of the entries that get the costs: they are of the same model, dataset, and init or file of weights.
+    task: of the entries that get the costs: they are of the same model, dataset, and init or file of weights, and of
+      samples of the same shape, classes and loss.
 
   Raises:
     UsageError: if the folder holds no such training, it is not finished, or of another task, or if the undefended model
@@ -70,11 +72,11 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   bare = found['none']
   if why := bare.at_chance:
     raise errors.UsageError(f'the undefended model in {workdir} is at chance ({why}): no cost can be stated')
-  for part in SAME:
-    if bare.config.get(part) != task.get(part):
+  wanted = dict.fromkeys(SAME) | dict(task)
+  for part, trained in _task(bare.config).items():
+    if wanted.get(part, trained) != trained:
       raise errors.UsageError(
-        f'the trainings in {workdir} have {part} {bare.config.get(part)}, the entries {task.get(part)}: costs are of '
-        'one task'
+        f'the trainings in {workdir} have {part} {trained}, the entries {wanted[part]}: costs are of one task'
       )
   shared = _shared(bare.config)
   for label, one in found.items():
@@ -119,9 +121,12 @@ def verified(workdir: Any) -> bool:
 
 
 def task_of(workdir: Any) -> dict[str, Any]:
-  """Returns the task of the trainings in a folder, with `SAME` as keys; raises `UsageError` as `of_training` does."""
-  config = _trainings(workdir)['none'].config
-  return {part: config.get(part) for part in SAME}
+  """Returns the task of the trainings in a folder, what has to be the same; raises `UsageError` as `of_training`."""
+  return _task(_trainings(workdir)['none'].config)
+
+
+def _task(config: Mapping[str, Any]) -> dict[str, Any]:
+  return {part: config.get(part) for part in SAME} | {part: config[part] for part in SAID if part in config}
 
 
 def _trainings(workdir: Any) -> dict[str, _Ended]:
