@@ -20,14 +20,15 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
   compared by the upper ends of their intervals. A malicious server also sees what a curious one sees: the worse of
   both counts, and neither may have failed. Where a task has several seeds, those count for which the attacks work
-  without a defense (`judged`).
+  without a defense (`judged`). A defense counts by the one that shows most: all of them have to hide the samples.
 
   Args:
     entries: of the leaderboard, of one task.
   """
   undefended = [entry for entry in entries if entry['text'] == 'none']
   defended = [entry for entry in entries if entry['text'] != 'none']
-  cheap = [entry for entry in defended if affordable(entry)]
+  costly = {entry['text'] for entry in defended if not affordable(entry)}
+  cheap = [entry for entry in defended if entry['text'] not in costly]
   priced = any(entry['cost'] for entry in defended)
   counted = cheap if priced else defended
   told = []
@@ -39,9 +40,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   told += named
   unknown = defenses(entry for entry in defended if entry['cost'] is None)
   dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
-  costly = defenses(dear)
+  names = defenses(dear)
   told += [found('deploy.unknown', names=unknown, n=len(unknown))] if unknown and priced else []
-  told += [found('deploy.costly', names=costly, n=len(costly), points=AFFORDABLE)] if costly else []
+  told += [found('deploy.costly', names=names, n=len(names), points=AFFORDABLE)] if names else []
   hidden = _likelihood(undefended, [entry for entry in ranked if entry in dear])
   hiding = [one for one in hidden if one.name == 'deploy.listed']
   return told + [
@@ -95,6 +96,15 @@ def _of_working_seeds(
   return [entry for entry in entries if entry.get('seed') in seeds] or list(entries)
 
 
+def _worst_seeds(
+  entries: Sequence[Mapping[str, Any]], seen: Callable[[Mapping[str, Any]], Any]
+) -> list[Mapping[str, Any]]:
+  """Returns an entry per defense: of each seed that of most uploads, and of the seeds the one that shows most."""
+  most = {(entry['text'], entry.get('seed')): entry for entry in sorted(entries, key=lambda one: one['honest']['n'])}
+  worst = {entry['text']: entry for entry in sorted(most.values(), key=seen)}  # the last one stays
+  return [entry for entry in entries if entry is worst[entry['text']]]
+
+
 def shown(seen: Mapping[str, Any]) -> int:
   """Returns how many samples are shown to one kind of server, whose part of an entry `seen` is."""
   return next(one['count'] for one in seen['levels'] if one['level'] == SHOWN)
@@ -124,9 +134,10 @@ def _side(
   if not bare or not cheap:
     return []
 
-  lost = defenses(entry for entry in cheap if _lost(entry, side))
-  told = [found(f'deploy.inconclusive_{side}', names=lost, n=len(lost))] if lost else []
-  cheap = [entry for entry in cheap if not _lost(entry, side)]
+  lost = [entry for entry in cheap if _lost(entry, side)]
+  names, texts = defenses(lost), {entry['text'] for entry in lost}
+  told = [found(f'deploy.inconclusive_{side}', names=names, n=len(names))] if lost else []
+  cheap = _worst_seeds([one for one in cheap if one['text'] not in texts], lambda one: _seen(one, side))
   if not cheap:
     return told
   if not priced:
@@ -159,7 +170,8 @@ def _flags(entry: Mapping[str, Any]) -> list[str]:
 
 def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]]) -> list[Finding]:
   """Returns what is to be said of an attacker with a list of candidates; nothing where it fails without a defense."""
-  known = [entry for entry in cheap if entry.get('likelihood')]
+  ranked = [entry for entry in cheap if entry.get('likelihood')]
+  known = _worst_seeds(ranked, lambda entry: _named(entry['likelihood'])[1])
   if not known or not any(map(_finds_originals, undefended)):
     return []
   best = min(known, key=lambda entry: (_named(entry['likelihood'])[1], (entry['cost'] or {}).get('points', 0)))

@@ -130,6 +130,38 @@ def test_a_defense_is_credited_where_the_attacks_of_its_own_seed_work():
   assert deploy.judged(blind, 'honest') == blind and ranks(blind + working) == [None, None, None, (1, 1)]
 
 
+def seeded(*of_seeds):
+  """Returns entries, those of the n-th argument of seed n."""
+  return [{**one, 'seed': seed} for seed, of in enumerate(of_seeds) for one in of]
+
+
+def test_a_defense_counts_by_the_seed_that_shows_most():
+  lucky = entry('a', 0, malicious=0, likelihood=2), entry('a', 40, malicious=40, likelihood=40)
+  steady = entry('b', 3, malicious=3, likelihood=10)
+  told = deploy.advice(seeded([NONE, lucky[0], steady], [NONE, lucky[1], steady]))
+  assert [one.facts['best'] for one in told] == ['b', 'b', 'b']
+  assert [one.facts.get('count', one.facts.get('identified')) for one in told] == [3, 3, 10]
+  unpriced = [[{**one, 'cost': None} for one in (NONE, each, steady)] for each in lucky]
+  assert [one.facts['names'] for one in deploy.advice(seeded(*unpriced))[:2]] == [['b'], ['b']]
+
+
+def test_of_one_seed_the_entry_of_most_uploads_counts():
+  few, many = entry('a', 0, 8), entry('a', 1, 400)
+  (told,) = deploy.advice(seeded([NONE, few, many]))
+  assert (told.name, told.facts['n']) == ('deploy.hidden_honest', 400)
+
+
+def test_a_defense_is_counted_where_no_seed_is_costly_or_failed():
+  free, dear = entry('a', 0), entry('a', 0, cost=(9.0, [8.0, 10.0]))
+  told = deploy.advice(seeded([NONE, free, entry('b', 3)], [NONE, dear, entry('b', 3)]))
+  assert [one.name for one in told] == ['deploy.shown_honest', 'deploy.costly'] and told[0].facts['best'] == 'b'
+  lost = entry('a', 0)
+  lost['honest'] |= {'verdict': 'inconclusive', 'count': 40, 'failed': 40}
+  told = deploy.advice(seeded([NONE, free, entry('b', 3)], [NONE, lost, entry('b', 3)]))
+  assert [one.name for one in told] == ['deploy.shown_honest', 'deploy.inconclusive_honest']
+  assert told[0].facts['best'] == 'b' and told[1].facts['names'] == ['a']
+
+
 def test_a_flag_is_said_and_nothing_is_to_be_deployed_by_it():
   made = {**entry('a', 0), 'flags': ['attack weaker than its control: tag is nearer on noise']}
   (told,) = deploy.advice([NONE, made])
