@@ -411,6 +411,7 @@ def identification(made, identified=3, **config):
     **{part: value for part, value in task.items() if part != 'more'},
     **task['more'],
     'public_fingerprint': 'public',
+    'seed': made[PRUNE]['seed'],
   }
   row = {'defense': 'p', 'copies': 'exact', 'model': 'exact', 'rounds': 1, 'candidates': 99, 'posterior': None}
   rows = [
@@ -436,8 +437,12 @@ def test_originals_that_are_first_by_likelihood_stand_beside_the_levels(made, tm
 
 
 @pytest.mark.parametrize(
-  'change', [{'model': 'mlp'}, {'local_epochs': 3}, {'public_fingerprint': 'x'}, {'defenses': {'p': 'prune(rate=0.8)'}}]
-)
+  'change',
+  [
+    {'model': 'mlp'}, {'local_epochs': 3}, {'public_fingerprint': 'x'}, {'defenses': {'p': 'prune(rate=0.8)'}},
+    {'seed': 7},
+  ],
+)  # fmt: skip
 def test_a_likelihood_of_another_task_or_defense_is_none_of_an_entry(made, change):
   entry = former(made[PRUNE])
   assert leaderboard.identified(entry, identification(made, **change)) is None

@@ -224,8 +224,8 @@ def priced(entry: Mapping[str, Any], cost: Cost) -> dict[str, Any]:
 def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any] | None:
   """Returns an entry with how many originals a run of `gradleak.identify` ranks first; None for one of another task.
 
-  The run is of the same task, public data and defense; it may have more trials. Entries of earlier versions do not say
-  what their gallery holds, which is then not compared. Those from AutoLeak-2 on have rankings of their own.
+  The run is of the same task, seed, public data and defense; it may have more trials. Entries of earlier versions do
+  not say what their gallery holds, which is then not compared. Those from AutoLeak-2 on have rankings of their own.
   """
   given, config = checked(errors.check_json('entry', entry), 'the entry'), found.config
   if number_of(given) > 1:
@@ -236,7 +236,8 @@ def identified(entry: Mapping[str, Any], found: Identification) -> dict[str, Any
   label = next((label for label, text in config['defenses'].items() if text == given['text']), None)
   wanted = label, EXACT, found.decisive()
   one = next((one for one in found.counts() if (one['defense'], one['copies'], one['statistic']) == wanted), None)
-  if one is None or task != given['task'] or config.get('public_fingerprint') != given['fingerprints']['public']:
+  same = (config.get('seed'), config.get('public_fingerprint')) == (given['seed'], given['fingerprints']['public'])
+  if one is None or task != given['task'] or not same:
     return None
   told = {name: one[name] for name in ('identified', 'n', 'candidates', 'rounds', 'model')}
   return checked({**given, 'likelihood': told}, f'the entry of {given["defense"]}')
