@@ -365,6 +365,19 @@ def test_what_cannot_be_asked_is_refused(scenario, settings, says):
     audit(scenario, trials=4, **settings)
 
 
+def test_samples_that_are_sorted_by_class_are_refused(scenario):
+  faces = [1] * 50 + [0] * 50  # those of the embedded data: all of the first looks are faces
+  for classes in (faces, faces[::-1], [2] * 5 + [0] * 5 + [1] * 5):
+    with pytest.raises(gl.UsageError, match='sorted by class'):
+      sequential.check_order(np.asarray(classes))
+  for classes in (faces[:50], [0, 1, 2] * 20, [*range(10)], [1, 1, 0], [1] * 20 + [0] + [1] * 20 + [0] * 20):
+    sequential.check_order(np.asarray(classes))
+  order = np.argsort(scenario.targets[:MOST], kind='stable')
+  ordered = scenario._replace(samples=scenario.samples[order], targets=scenario.targets[order])
+  with pytest.raises(gl.UsageError, match='sorted by class: shuffle them'):
+    audit(ordered, decide=0.5)
+
+
 def test_processes_that_share_the_trials_are_refused(scenario, tmp_path):
   with pytest.raises(gl.UsageError, match='do not see each other'):
     audit(scenario, decide=0.5, process=(0, 2), workdir=tmp_path / 'work')

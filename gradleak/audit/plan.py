@@ -16,6 +16,7 @@ from gradleak.audit import granted
 from gradleak.audit.group import Group
 from gradleak.audit.labelled import Labelled, labelled, named_defenses, text
 from gradleak.audit.lanes import Build, structures
+from gradleak.audit.sequential import check_order
 from gradleak.audit.settings import COUNT, AuditSettings
 from gradleak.audit.streams import Streams
 from gradleak.core import errors, settings
@@ -73,7 +74,7 @@ def plan(
       f'{num_trials} trials of {size} {noun} need {num_trials * size}, the data has {len(scenario.samples)}; '
       + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.samples)}')
     )
-  _check_question(given, only)
+  _check_question(given, only, scenario.classes[: num_trials * size])
   lpips = _lpips(given, scenario.samples.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)
   chosen_defenses = named_defenses(defenses)
@@ -109,8 +110,11 @@ def plan(
   return Plan(config['attacks'], config['defenses'], groups, config)
 
 
-def _check_question(given: AuditSettings, only: Any) -> None:
-  """Raises `UsageError` for more than one question, for the terms of none, and for one beside a choice of trials."""
+def _check_question(given: AuditSettings, only: Any, classes: np.ndarray) -> None:
+  """Raises `UsageError` for more than one question, for the terms of none, and for one beside a choice of trials.
+
+  So it does for one about samples that are sorted by their `classes`.
+  """
   if given.decide is not None and given.within is not None:
     raise errors.UsageError('decide and within are two questions: an audit stops at the answer to one, take either')
   if given.sequential and only is not None:
@@ -118,6 +122,8 @@ def _check_question(given: AuditSettings, only: Any) -> None:
   changed = [name for name in ('level', 'error_rate') if getattr(given, name) != getattr(AuditSettings, name)]
   if changed and not given.sequential:
     raise errors.UsageError(f'{changed[0]} is a term of the question that decide or within asks, and neither is given')
+  if given.sequential:
+    check_order(classes)
 
 
 def _only(

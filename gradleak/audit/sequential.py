@@ -4,16 +4,22 @@ A question is of one defense: does any attacker recover more than a share of its
 share, to a half-width (`within`)? Trials run in the order of their numbers, `LOOK` at a time. After each look, the
 defenses that have their answer get no more. The uploads without a defense are attacked as long as any others are: what
 fails there shows nothing about a defense.
+
+The first trials stand for all of them, so samples have to come in no order (`check_order`).
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gradleak.audit.verdict import LEVELS
-from gradleak.core import anytime
+from gradleak.core import anytime, errors
 
 LOOK = 8  # trials between two looks
+SORTED = 1e-3  # probability of an order, below which it is none of chance
 UNDECIDED = 'undecided'
 ANSWERS = ('above', 'below', 'within', UNDECIDED)
 
@@ -73,6 +79,24 @@ class Stop(NamedTuple):
   reached: int
   low: float
   high: float
+
+
+def check_order(classes: np.ndarray) -> None:
+  """Raises `UsageError` for samples that are sorted by class: then the first trials are of one class.
+
+  They are where the samples of each class stand together, and a random order does so with less than `SORTED`.
+
+  Args:
+    classes: of the samples of all trials, int [N].
+  """
+  counts = np.unique(classes, return_counts=True)[1]
+  blocks = 1 + np.count_nonzero(np.diff(classes))
+  chance = math.lgamma(len(counts) + 1) + sum(math.lgamma(n + 1) for n in counts) - math.lgamma(len(classes) + 1)
+  if 1 < blocks == len(counts) and chance < math.log(SORTED):
+    raise errors.UsageError(
+      'decide and within stop at the first trials, and the samples are sorted by class: shuffle them, or take a fixed '
+      'number of trials'
+    )
 
 
 def stops(rows: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Stop]:
