@@ -74,10 +74,9 @@ def _led(found: Mapping[str, Sequence[tuple[str, Finding]]]) -> str:
   best = together((finding.facts['best'], title) for title, finding in seen)
   named = listed([f'`{one}` ({", ".join(titles)})' for one, titles in best.items()] or ['none'])
   told = f'**Against a curious server these show least: {named}.** '
-  recovered = sum(_kind(finding)[0] != 'blind' for _, finding in found['honest'])
   hidden = [title for title, finding in seen if _kind(finding)[0] == 'hidden']
   told += f'That at most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, holds '
-  told += f'on {len(hidden) or "none"} of the {recovered} tasks where a defense is known to cost at most '
+  told += f'on {len(hidden) or "none"} of the {len(seen)} tasks where a defense is known to cost at most '
   told += f'{deploy.AFFORDABLE:g} points and undefended samples are recovered'
   told += f': {listed(hidden)}. ' if hidden else '. '
   if {_kind(finding)[0] for _, finding in found.get('list', ())} == {'everyone'}:

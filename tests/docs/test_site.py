@@ -394,6 +394,9 @@ def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
   text = led({'honest': [('mlp on x', hidden)], 'list': [('mlp on x', named)]})
   assert 'these show least: `a` (mlp on x).**' in text and 'on 1 of the 1 tasks' in text
   assert 'recovered: mlp on x. ' in text and 'None of those counted hides' not in text
+  facts = {'names': ['b'], 'number': 1, 'doubt': '', **{name: of[name] for name in ('count', 'n', 'range')}}
+  unpriced = words.found('deploy.unpriced_honest', **facts)  # of which no cost is known
+  assert 'on 1 of the 1 tasks' in led({'honest': [('mlp on x', hidden), ('mlp on y', unpriced)]})
   flagged = words.found('deploy.flagged_honest', **of)
   text = led({'honest': [('mlp on x', flagged)]})
   assert 'on none of the 1 tasks' in text and 'None of those counted hides' not in text
