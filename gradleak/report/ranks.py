@@ -17,6 +17,7 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   rejects equal rates at `LEVEL`. The best rank counts the defenses that show fewer images, and the worst one those that
   show more. Only defenses with the commonest number of uploads are ranked, and of these only affordable ones
   (`deploy.affordable`) on which the attacks did not fail (`deploy.failed`). The seeds of a defense count together.
+  Where they attack the same images, the test is that of the same rates among so many images.
 
   Args:
     entries: of the leaderboard, of one task.
@@ -31,13 +32,24 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
     for text, of in seeds.items()
     if uploads[text] == common and all(deploy.affordable(one) and not deploy.failed(one['honest']) for one in of)
   }
+  images = min((_images(seeds[text]) for text in counts), default=0)
 
   def place(count: int) -> tuple[int, int]:
-    apart = [other for other in counts.values() if differ(count, other, common)]
+    ours, *others = (round(each * images / common) for each in (count, *counts.values()))
+    apart = [other for other, of in zip(counts.values(), others, strict=True) if differ(ours, of, images)]
     return 1 + sum(other < count for other in apart), len(counts) - sum(other > count for other in apart)
 
   ranked = {text: place(count) for text, count in counts.items()}
   return [ranked.get(entry['text']) if entry in defended else None for entry in entries]
+
+
+def _images(entries: Sequence[Mapping[str, Any]]) -> int:
+  """Returns how many different images the uploads of some entries are of; where nothing is known, all are."""
+  most: dict[Any, int] = {}
+  for place, one in enumerate(entries):
+    data = one.get('fingerprints', {}).get('data') or place
+    most[data] = max(most.get(data, 0), one['honest']['n'])
+  return sum(most.values())
 
 
 def differ(one: int, other: int, n: int) -> bool:

@@ -30,6 +30,16 @@ def test_the_seeds_of_a_defense_are_one_defense_of_all_their_uploads():
   assert ranks(two) == [None, None, (1, 1), (1, 1), (2, 2), (2, 2)]
 
 
+def test_seeds_of_the_same_images_are_no_more_images():
+  one = [entry('a', 10, 50), entry('b', 17, 50), entry('c', 45, 50)]
+  data = [{'fingerprints': {'data': name}} for name in ('x', 'y', 'z', 'x')]
+  same = [{**each, **data[0], 'seed': seed} for each in one for seed in range(4)]
+  others = [{**each, **data[seed], 'seed': seed} for each in one for seed in range(4)]
+  assert not differ(10, 17, 50) and differ(30, 51, 150) and ranks(one) == [(1, 2), (1, 2), (3, 3)]
+  assert ranks(same) == [rank for rank in ranks(one) for _ in range(4)]
+  assert ranks(others) == [rank for rank in ((1, 1), (2, 2), (3, 3)) for _ in range(4)]
+
+
 @pytest.mark.parametrize(
   'other',
   [
