@@ -236,7 +236,11 @@ class Run(Study):
       rows = [{**row, 'network': network} for row in rows]
     if not self.more:
       return rows
-    found = computed_once(os.path.join(workdir, self.more), functools.partial(self.columns, data, seed))
+    path, compute = os.path.join(workdir, self.more), functools.partial(self.columns, data, seed)
+    found = computed_once(path, compute)
+    if any(row['defense'] not in found for row in rows):  # of a folder to which defenses were added
+      os.remove(path)
+      found = computed_once(path, compute)
     return [{**row, **found[row['defense']][row['trial']]} for row in rows]
 
   def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import io
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -302,6 +303,29 @@ def test_csv_reads_back():
   assert (first['scale'], first['run'], first['defense'], first['adaptive']) == ('mini', 'run', 'none', '')
   assert third['paper'] == '24.2;20.12' and third['low'] == '' and third['defense'] == 'prune(rate=0.8)'
   assert (last['mean'], last['paper'], last['diverged']) == ('', '', '4')
+
+
+class Wider(Run):
+  """A run whose rows have a column more."""
+
+  more = 'more.json'
+
+  def columns(self, data, seed):
+    del data, seed
+    return {text: [{'length': len(text)}] for text in self.texts().values()}
+
+
+def test_columns_of_defenses_that_are_added_to_a_folder_are_computed(monkeypatch, tmp_path):
+  monkeypatch.setattr(Wider, 'write', lambda *_: None)
+
+  def execute(**defenses):
+    rows = [{'defense': text, 'trial': 0} for text in defenses.values()]
+    result = types.SimpleNamespace(rows=rows, resumed=False)
+    monkeypatch.setattr(Wider, 'audit', lambda *_, **__: result)
+    return Wider('digits', 'mlp', 'csdlg', defenses, trials=1).execute(None, 0, workdir=str(tmp_path))
+
+  assert [row['length'] for row in execute(bare='none')] == [4]
+  assert [row['length'] for row in execute(bare='none', noise='topk(ratio=0.1)')] == [4, 15]
 
 
 def test_uploads_that_no_memory_holds_are_computed_in_parts():
