@@ -100,6 +100,15 @@ def test_the_same_settings_own_the_folder_again(tmp_path):
   assert again.speed == {'group_size': 8}
 
 
+def test_speed_settings_that_another_process_records_stay(tmp_path):
+  one, other = open_workdir(tmp_path / 'work'), open_workdir(tmp_path / 'work')
+  one.record_speed(attack_group_size=4)
+  other.record_speed(rows_of_x=100)
+  one.record_speed(attack_group_size=2)
+  recorded = {'group_size': 8, 'attack_group_size': 2, 'rows_of_x': 100}
+  assert open_workdir(tmp_path / 'work').speed == recorded
+
+
 def test_the_first_speed_settings_are_kept(tmp_path):
   open_workdir(tmp_path / 'new')
   assert storage.Workdir(tmp_path / 'new', CONFIG, {'group_size': 3}).speed == {'group_size': 8}

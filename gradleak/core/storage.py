@@ -390,8 +390,11 @@ class Workdir:
       multihost_utils.sync_global_devices('the work directory is claimed')
 
   def record_speed(self, **changes: Any) -> None:
-    """Records speed settings that a run had to change, such as a group size that does not fit the memory."""
-    self.speed = {**self.speed, **changes}
+    """Records speed settings that a run had to change, such as a group size that does not fit the memory.
+
+    Those that other processes have recorded in the meantime stay.
+    """
+    self.speed = {**self.speed, **_counts(self.path / 'speed.json'), **changes}
     if self.writes:
       write_atomically(self.path / 'speed.json', json.dumps(self.speed, indent=2))
 
