@@ -81,15 +81,15 @@ def _write(entries, replace=True):
 
 
 def _costs(found):
-  """Returns defense -> (percentage points, source) of --costs; from trainings, only for the defenses in `found`."""
+  """Returns defense -> its cost by --costs; from trainings, only for the defenses in `found`, by their texts."""
   if not os.path.isdir(_GIVEN.costs):
     return _read(_GIVEN.costs, 'expected a JSON file for --costs')
-  known = _of_training(found.config)
-  return {label: known[label] for label in found.config['defenses'] if label in known}
+  known, texts = _of_training(found.config), {label: of['text'] for label, of in found.defenses.items()}
+  return {label: known[text] for label, text in texts.items() if text in known}
 
 
 def _of_training(task):
-  """Returns what the trainings of --costs say; says where they have no digests to be compared with."""
+  """Returns text of a defense -> its cost in the trainings of --costs; says where these have no digests."""
   from gradleak.studies.autoleak import costs
 
   found = costs.of_training(_GIVEN.costs, task)
@@ -97,7 +97,7 @@ def _of_training(task):
     _program.say(
       f'the trainings in {_GIVEN.costs} are of an earlier version, without digests, and are taken as they are'
     )
-  return found
+  return {cost.text or label: cost for label, cost in found.items()}
 
 
 def _price():
@@ -115,7 +115,7 @@ def _price():
   if not same:
     raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task that was trained in {_GIVEN.costs}')
   found = _of_training(task)
-  _write([leaderboard.priced(entry, found[entry['defense']]) for entry in same if entry['defense'] in found])
+  _write([leaderboard.priced(entry, found[entry['text']]) for entry in same if entry['text'] in found])
 
 
 def _identify():

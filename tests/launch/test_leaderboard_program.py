@@ -124,6 +124,24 @@ def test_costs_of_a_training_are_written_into_the_files_of_its_task(board, tmp_p
   assert done.status == 2 and 'is of the task that was trained in' in done.err
 
 
+def test_costs_are_of_defenses_and_not_of_their_labels(board, tmp_path):
+  (entry,) = (one for one in leaderboard.read(board).values() if one['text'] == 'prune(rate=0.9)')
+  config = {'rounds': 1, 'per_round': 3, 'clients': 9, 'share': 'gradient'} | {
+    part: entry['task'][part] for part in ('model', 'dataset', 'init')
+  }
+  trained = {'none': ('none', 0.9), 'mine': ('prune(rate=0.9)', 0.8), 'laplace(scale=0.1)': ('laplace(scale=9)', 0.5)}
+  for label, (text, accuracy) in trained.items():
+    folder = tmp_path / 'trained' / label
+    folder.mkdir(parents=True)
+    (folder / 'config.json').write_text(json.dumps({**config, 'defense': label, 'defense_text': text}))
+    (folder / 'rounds.jsonl').write_text(json.dumps({'round': 1, 'accuracy': accuracy}))
+  (tmp_path / 'trained' / 'trainings.json').write_text(json.dumps({label: label for label in trained}))
+  done = programs.start('leaderboard', f'--costs={tmp_path / "trained"}', f'--folder={board}')
+  assert done.status == 0, done.err
+  costs = {one['text']: one['cost'] and one['cost']['points'] for one in leaderboard.read(board).values()}
+  assert costs == {'none': None, 'prune(rate=0.9)': 10, 'laplace(scale=0.1)': None}
+
+
 @pytest.mark.slow
 def test_a_run_is_added_shown_and_repeated(tmp_path):
   run, board = tmp_path / 'run', f'--folder={tmp_path}/board'
