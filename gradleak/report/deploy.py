@@ -7,6 +7,7 @@ from gradleak.audit.verdict import FAILED, RECOVERED
 from gradleak.core import statistics
 from gradleak.report.formatting import defenses, listed, minus, number
 from gradleak.report.words import Finding, found
+from gradleak.studies.autoleak import rankings
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
 HIDDEN = 0.1  # of the images that an attacker may show, at the upper end of the interval
@@ -188,7 +189,10 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
 def _finds_originals(entry: Mapping[str, Any]) -> bool:
   """Returns whether the likelihood finds more originals than chance does."""
   one = entry.get('likelihood')
-  return one is not None and _named(one)[0] > 1 / (one['candidates'] + 1)
+  if one is None:
+    return False
+  by_chance = rankings.chance(entry['task']['batch_size'], one['candidates'])  # of a trial; before AutoLeak-2 originals
+  return _named(one)[0] > max(1 / (one['candidates'] + 1), by_chance)
 
 
 def _price(entry: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ def entry(defense, honest, n=40, malicious=None, cost=(0.0, [-1.0, 1.0]), likeli
   made = {
     'defense': defense,
     'text': defense,
+    'task': {'batch_size': 1},
     'honest': side(honest, n),
     'malicious': None if malicious is None else side(malicious, n),
     'cost': None if cost is None else {'points': cost[0], 'interval': cost[1], **more},
@@ -128,6 +129,14 @@ def test_a_defense_is_credited_where_the_attacks_of_its_own_seed_work():
   told = deploy.advice([*named, working[0], {**entry('b', 20, likelihood=12), 'seed': 0}])
   assert [one.facts['best'] for one in told if one.name in ('deploy.listed', 'deploy.everyone')] == ['b']
   assert deploy.judged(blind, 'honest') == blind and ranks(blind + working) == [None, None, None, (1, 1)]
+
+
+@pytest.mark.parametrize(('batch', 'found'), [(1, True), (40, False)])  # by chance 1 in 1,000 and 39 in 1,000 uploads
+def test_originals_of_a_batch_are_found_beyond_what_chance_finds_of_one_of_them(batch, found):
+  entries = [{**entry(name, 400, 400), 'task': {'batch_size': batch}} for name in ('none', 'a')]
+  for one in entries:
+    one['likelihood'] = {'identified': 16, 'n': 400, 'candidates': 999}
+  assert ('listed' in names(*entries)) == found
 
 
 def seeded(*of_seeds):

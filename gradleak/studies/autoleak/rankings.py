@@ -65,18 +65,30 @@ def ranked(stage: str, found: Identification, batch_size: int) -> list[Ranked]:
 
 def _first(rows: Iterable[Mapping[str, Any]], batch_size: int) -> list[int]:
   """Returns the trials of which more originals are first than chance allows, by the shortest list of each trial."""
-  from scipy import stats
-
   counts: dict[int, int] = {}
   least: dict[int, int] = {}
   for row in rows:
     trial = row['trial']
     counts[trial] = counts.get(trial, 0) + row['identified']
     least[trial] = min(least.get(trial, row['candidates']), row['candidates'])
-  allowed = {others: stats.binom.ppf(0.95, batch_size, 1 / (others + 1)) for others in set(least.values())}
+  allowed = {others: _allowed(batch_size, others) for others in set(least.values())}
   return sorted(
     trial for trial, count in counts.items() if least[trial] >= MIN_CANDIDATES and count > allowed[least[trial]]
   )
+
+
+def _allowed(batch_size: int, others: int) -> float:
+  """Returns how many originals of a batch are first by chance in 95 of 100 cases, at most."""
+  from scipy import stats
+
+  return float(stats.binom.ppf(0.95, batch_size, 1 / (others + 1)))
+
+
+def chance(batch_size: int, others: int) -> float:
+  """Returns how often a trial of so many originals is re-identified where the upload says nothing."""
+  from scipy import stats
+
+  return float(stats.binom.sf(_allowed(batch_size, others), batch_size, 1 / (others + 1)))
 
 
 def alarms(found: Sequence[Ranked], defense: str) -> set[int]:
