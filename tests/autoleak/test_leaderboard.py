@@ -386,6 +386,15 @@ def test_another_run_is_compared(made, run):
     leaderboard.compare(entry, found({'none': ['exact'] * 4}))
 
 
+def test_what_the_likelihood_finds_is_compared(run):
+  then, now = (found(named={PRUNE: named}) for named in ([0, 1], [0]))  # pictures show both, too
+  entry = next(one for one in leaderboard.entries(then) if one['defense'] == PRUNE)
+  assert leaderboard.compare(entry, then) == []
+  assert leaderboard.compare(entry, now) == ['likelihood, originals first was 2 of 4, now 1 of 4']
+  changes = leaderboard.compare(entry, run)
+  assert changes[0] == 'likelihood, originals first was 2 of 4, now not run' and len(changes) == 2
+
+
 def test_weights_that_are_trained_before_may_be_other_bits(made, run):
   """Another seed, or weights that are drawn, explain no rounding."""
   drawn = made[PRUNE]

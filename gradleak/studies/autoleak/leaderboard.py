@@ -352,9 +352,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   """Returns what differs between an entry and another run of its defense, in sentences; nothing where none differs.
 
-  Settings and data come first, then the counts of each level. A sentence begins with one of `ROUNDED` where previously
-  trained weights, or rows, are not the same bits. Equal bits are promised for the same versions on processors of one
-  type, on as many devices.
+  Settings and data come first, then the counts of each level and of the likelihood. A sentence begins with one of
+  `ROUNDED` where previously trained weights, or rows, are not the same bits. Equal bits are promised for the same
+  versions on processors of one type, on as many devices.
 
   Raises:
     UsageError: if the other run is not of the entry's defense.
@@ -371,6 +371,8 @@ def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   said += _changes(*({'version': one['versions']['autoleak']} for one in (then, now)))
   for side, words in SIDES.items():
     said += [f'{words}, {change}' for change in _changes(_counts(then[side]), _counts(now[side]))]
+  if number_of(then) > 1:  # before, rankings were runs of their own
+    said += [f'likelihood, {change}' for change in _changes(_ranked(then), _ranked(now))]
   if then['rows_sha256'] != now['rows_sha256']:
     said.append('; '.join([BITS, *_changes(then['versions'], now['versions'])]))
   return said
@@ -380,6 +382,12 @@ def _counts(side: Mapping[str, Any] | None) -> dict[str, str]:
   if side is None:
     return dict.fromkeys(LEVELS, 'not run')
   return {one['level']: f'{one["count"]} of {side["n"]}' for one in side['levels']}
+
+
+def _ranked(entry: Mapping[str, Any]) -> dict[str, str]:
+  seen = entry['likelihood']
+  counts = {'originals first': ('identified', 'n'), 'false matches': ('false', 'controls')}
+  return {name: f'{seen[k]} of {seen[n]}' if seen else 'not run' for name, (k, n) in counts.items()}
 
 
 def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
