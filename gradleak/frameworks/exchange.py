@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,12 +41,18 @@ def write(folder: Any, exchange: Exchange) -> pathlib.Path:
     UsageError: for arrays of objects, or an array of the name 'file', which NumPy cannot write.
     OSError: where the folder cannot be written.
   """
-  words = (f'{what}_{exchange.facts[what]}' for what in ('round', 'node') if exchange.facts.get(what) not in (None, ''))
-  one = made_folder(pathlib.Path(made_folder(folder)) / (re.sub(r'[^\w.-]', '_', '-'.join(words)) or 'exchange'))
+  words = [f'{what}_{exchange.facts[what]}' for what in ('round', 'node') if exchange.facts.get(what) not in (None, '')]
+  one = made_folder(pathlib.Path(made_folder(folder)) / _name('-'.join(words) or 'exchange'))
   for name in _FILES:
     write_atomically(one / f'{name}.npz', _packed(getattr(exchange, name)))
   write_atomically(one / 'facts.json', json.dumps(exchange.facts, indent=2, default=str) + '\n')
   return one
+
+
+def _name(words: str) -> str:
+  """Returns a name for a folder; words that differ have names that differ, also where characters are replaced."""
+  name = re.sub(r'[^\w.-]', '_', words)
+  return name if name == words else f'{name}-{zlib.crc32(words.encode()):08x}'
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> bytes:

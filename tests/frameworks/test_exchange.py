@@ -36,6 +36,13 @@ def test_one_of_the_same_name_takes_its_place_and_no_facts_make_a_name(tmp_path)
   assert [one.facts for one in read(tmp_path)] == [{}, {'round': 1, 'lr': 2}]
 
 
+def test_nodes_whose_names_differ_in_other_characters_alone_have_a_folder_each(tmp_path):
+  nodes = ['site a', 'site/a', 'site_a', 'site:a']
+  for node in nodes:
+    write(tmp_path, exchange(round=1, node=node))
+  assert sorted(one.facts['node'] for one in read(tmp_path)) == sorted(nodes)
+
+
 @pytest.mark.parametrize('name', ['sent.npz', 'returned.npz', 'facts.json'])
 def test_a_damaged_file_is_named(tmp_path, name):
   folder = write(tmp_path, exchange(round=1))
