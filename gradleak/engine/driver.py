@@ -20,7 +20,7 @@ from gradleak.core.trees import Tree
 from gradleak.engine import groups, memory, parts
 
 _FILLED = 0.8  # of the free memory, at most
-_COPIES = 4  # of all states: before and after a chunk, and two on the host where lanes are removed
+_COPIES = 2  # of all states: before and after a chunk, and as many on the host where lanes are removed
 
 
 class Progress(NamedTuple):
@@ -86,12 +86,16 @@ def pieces(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) ->
 
   The arguments are those of `run`. A smaller group does not help there: the states of all lanes are held at once.
   """
-  free = memory.free((layout.devices or jax.local_devices())[0])
-  if free is None:
-    return 1
   placement, _, states = _states(build, shared, lanes, layout)
   size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(states)) / len(placement.counts)
-  return max(1, math.ceil(_COPIES * size / (_FILLED * free)))
+  device = (layout.devices or jax.local_devices())[0]
+
+  def fills(free: int | None) -> float:
+    return 0.0 if free is None else _COPIES * size / (_FILLED * free)
+
+  filled = fills(memory.free(device))
+  needed = 2 * filled if device.platform == 'cpu' else max(filled, fills(memory.share()))
+  return max(1, math.ceil(needed))
 
 
 def needed(build: Callable, shared: Tree, lanes: Tree, layout: groups.Layout) -> float:

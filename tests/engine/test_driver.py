@@ -1,5 +1,7 @@
 import ctypes
 import dataclasses
+import math
+import mmap
 import os
 import socket
 import subprocess
@@ -315,18 +317,24 @@ def fail(monkeypatch, when, words):
   return calls
 
 
+def laid(root, files):
+  for name, text in files.items():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
 @pytest.mark.parametrize(
   ('most', 'pages', 'freed'), [(3, 0.0, True), (4, 0.5, False), (4, 0.51, True), (None, 0.6, False), (4, None, False)]
 )
 def test_programs_are_freed_before_a_process_takes_all_maps_or_memory(tmp_path, monkeypatch, most, pages, freed):
-  (tmp_path / 'maps').write_text('one\ntwo\n')
+  kilobytes = 1000 * mmap.PAGESIZE // 1024
+  machine = {'proc/self/maps': 'one\ntwo\n', 'proc/meminfo': f'MemTotal: {kilobytes} kB\nMemAvailable: 1 kB\n'}
   if most is not None:
-    (tmp_path / 'most').write_text(f'{most}\n')
+    machine['proc/sys/vm/max_map_count'] = f'{most}\n'
   if pages is not None:
-    (tmp_path / 'statm').write_text(f'9 {int(1000 * pages)} 9 9 0 9 0\n')
-  monkeypatch.setattr(memory, '_PROCESS', tmp_path)
-  monkeypatch.setattr(memory, '_MOST_MAPS', tmp_path / 'most')
-  monkeypatch.setattr(os, 'sysconf', lambda name: 1000)
+    machine['proc/self/statm'] = f'9 {int(1000 * pages)} 9 9 0 9 0\n'
+  laid(tmp_path, machine)
+  monkeypatch.setattr(memory, '_ROOT', tmp_path)
   done = []
   monkeypatch.setattr(jax, 'clear_caches', lambda: done.append('freed'))
   monkeypatch.setattr(ctypes, 'CDLL', lambda name: types.SimpleNamespace(malloc_trim=done.append))
@@ -495,6 +503,66 @@ def states_of(table):
 
 def test_the_free_memory_is_known():
   assert 2**20 < memory.free(jax.local_devices()[0]) < 2**50
+
+
+def grouped(folder, limit, used, names=('memory.max', 'memory.current', 'inactive_file')):
+  most, current, files = names
+  return {
+    f'{folder}/{most}': f'{limit}\n',
+    f'{folder}/{current}': f'{used}\n',
+    f'{folder}/memory.stat': f'anon 5\n{files} 1000\n',
+  }
+
+
+V1 = 'memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'
+
+
+@pytest.mark.parametrize(
+  ('path', 'groups', 'found'),
+  [
+    ('0::/', {}, (4096000, 2048000)),
+    ('0::/', grouped('sys/fs/cgroup', 'max', 7000), (4096000, 2048000)),
+    ('0::/', grouped('sys/fs/cgroup', 64000, 15000), (64000, 50000)),  # of a container
+    ('0::/pod/one', grouped('sys/fs/cgroup', 64000, 64500), (64000, 500)),  # whose group is mounted as the root
+    (
+      '0::/job/step',
+      grouped('sys/fs/cgroup/job', 32000, 3000) | grouped('sys/fs/cgroup/job/step', 64000, 1000),
+      (32000, 30000),
+    ),
+    ('4:memory:/job\n0::/', grouped('sys/fs/cgroup/memory/job', 64000, 15000, V1), (64000, 50000)),
+    ('4:memory:/', grouped('sys/fs/cgroup/memory', 2**63 - 4096, 15000, V1), (4096000, 2048000)),
+    (None, grouped('sys/fs/cgroup', 64000, 15000), (4096000, 2048000)),
+  ],
+)
+def test_the_memory_is_that_of_the_container_or_job(tmp_path, monkeypatch, path, groups, found):
+  """The machine of a container has more than the container may take, which is stopped where it takes more."""
+  laid(tmp_path, {'proc/meminfo': 'MemTotal:  4000 kB\nMemFree: 1 kB\nMemAvailable: 2000 kB\n', **groups})
+  if path is not None:
+    laid(tmp_path, {'proc/self/cgroup': f'{path}\n'})
+  monkeypatch.setattr(memory, '_ROOT', tmp_path)
+  assert memory.host() == found
+  assert memory.free(jax.local_devices()[0]) == found[1] // jax.local_device_count()
+
+
+def test_the_memory_is_unknown_elsewhere(tmp_path, monkeypatch):
+  monkeypatch.setattr(memory, '_ROOT', tmp_path)
+  assert memory.host() is None and memory.free(jax.local_devices()[0]) is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(('platform', 'parts'), [('cpu', 4), ('gpu', 2)])
+def test_states_are_held_on_the_device_and_on_its_host(table, monkeypatch, platform, parts):
+  states = sum(x.nbytes for x in jax.tree.leaves(states_of(table))) // 2  # of one of two devices
+  device = types.SimpleNamespace(platform=platform)
+  free = math.ceil(2 * states / (2 * 0.8)) + 1
+  made = driver._states(*table, Layout(1))
+  monkeypatch.setattr(driver, '_states', lambda *given: made)
+  monkeypatch.setattr(jax, 'local_devices', lambda: [device])
+  monkeypatch.setattr(memory, 'free', lambda device: free)
+  monkeypatch.setattr(memory, 'share', lambda: 2 * free)
+  assert driver.pieces(*table, Layout(1)) == parts
+  monkeypatch.setattr(memory, 'share', lambda: free // 2)
+  assert driver.pieces(*table, Layout(1)) == 4
 
 
 # ---- more devices
