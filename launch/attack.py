@@ -23,8 +23,9 @@ from gradleak.data import text
 from gradleak.models import torch_weights
 from gradleak.studies import captured
 from launch import _program
-from launch._flags import NETWORK, Flags
+from launch._flags import NETWORK, OPTIONS, Flags
 
+_READ = tuple(name for name in OPTIONS if name != 'limit')
 _GIVEN = Flags()
 with _program.group('what was captured'):
   _GIVEN.string('update', None, 'File with the update: .npz, .safetensors or of torch.save.')
@@ -40,14 +41,8 @@ with _program.group('what was captured'):
   _GIVEN.shared(
     'dataset',
     'split',
-    'label',
-    'schema',
-    'tokeniser',
-    'length',
-    dataset=(
-      '',
-      'Of rows or texts: a table or texts of the same kind, as in launch/audit.py, public ones for instance.',
-    ),
+    *_READ,
+    dataset=('', 'Rows, texts or images of the same kind, as in launch/audit.py, public ones for instance.'),
     split=('test', 'Split of --dataset that is read.'),
   )
   _GIVEN.string(
@@ -137,7 +132,7 @@ def _client():
 def _samples():
   """Returns (modality, shape of a sample, number of outputs or None, --dataset or None)."""
   if not _GIVEN.dataset:
-    _GIVEN.refuse_beside('--dataset, which is missing', 'split', 'label', 'schema', 'tokeniser', 'length')
+    _GIVEN.refuse_beside('--dataset, which is missing', 'split', *_READ)
     if not _GIVEN.sample_shape:
       raise errors.UsageError(f'--sample_shape is missing. {flags.FLAGS["sample_shape"].help}')
     return gl.modalities.IMAGES, _shape(_GIVEN.sample_shape), None, None

@@ -52,6 +52,16 @@ def test_programs_for_images_take_all_flags_of_reading_them(program):
   assert {*_flags.IMAGE_OPTIONS} <= {*programs._load(program)[0]._GIVEN.defined()}
 
 
+def test_a_captured_update_of_images_takes_the_flags_that_make_them_alike(images, tmp_path):
+  flags = f'--dataset={images}', f'--update={tmp_path}/no.npz', f'--weights={tmp_path}/no.npz', '--progress=none'
+  done = programs.start('attack', *flags)
+  assert done.status == 2 and 'pass image_size (--image_size) to make them alike' in done.err
+  done = programs.start('attack', *flags, '--image_size=8')
+  assert done.status == 2 and f"cannot read the weights in '{tmp_path}/no.npz'" in done.err
+  done = programs.start('attack', *flags[1:], '--image_size=8', '--sample_shape=8,8,3')
+  assert done.status == 2 and '--image_size is for --dataset, which is missing' in done.err
+
+
 @pytest.mark.parametrize('program', ['borders', 'train_prior'])
 def test_programs_for_images_refuse_others(program):
   done = programs.start(program, '--dataset=breast_cancer', '--progress=none')
