@@ -130,7 +130,8 @@ def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   """Returns what the leaderboard found, in Markdown, a line for each: README.md holds them word for word."""
-  of = {(entry['task']['dataset'], entry['text']): entry for task in _newest(entries) for entry in task}
+  newest = [entry for task in _newest(entries) for entry in task]
+  of = {(one['task']['dataset'], one['text']): one for one in sorted(newest, key=lambda one: one['trials'])}
   noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
   faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
   named = _ranked(entry for entry in entries.values() if entry['task']['model'].startswith('resnet20'))

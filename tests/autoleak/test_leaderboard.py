@@ -259,6 +259,17 @@ def test_an_entry_that_differs_is_not_overwritten(made, tmp_path):
   assert leaderboard.read(tmp_path)[path.stem] == costly
 
 
+def test_an_entry_of_a_run_that_went_on_is_the_same_but_for_its_seconds(made, tmp_path):
+  """A run of more defenses in the same folder has the rows of the former ones."""
+  path = leaderboard.add(tmp_path, made[PRUNE])
+  stages = [{**stage, 'seconds': stage['seconds'] + 9.5} for stage in made[PRUNE]['stages']]
+  assert stages and leaderboard.add(tmp_path, {**made[PRUNE], 'stages': stages}) == path
+  assert leaderboard.read(tmp_path)[path.stem] == made[PRUNE]
+  skipped = [{**stage, 'skipped': 'it was left out'} for stage in stages]
+  with pytest.raises(UsageError, match=rf'{path.name} holds an entry that differs in stages'):
+    leaderboard.add(tmp_path, {**made[PRUNE], 'stages': skipped})
+
+
 def counts(entry, *values):
   for one, value in zip(entry['honest']['levels'], values, strict=True):
     one['count'] = value

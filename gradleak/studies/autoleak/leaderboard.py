@@ -285,7 +285,7 @@ def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = F
     folder: of the leaderboard; made if it does not exist.
     entries: such as `entries` makes. All may be of other weights than those of their task that they replace.
     replace: whether one of the same name that differs is overwritten. Its accuracy cost stays where the new one has
-      none: that is of a training, not of the run.
+      none: that is of a training, not of the run. One that differs in seconds alone stays as it is.
 
   Raises:
     UsageError: if there is one that differs, and it is not to be replaced; and where entries of one task would be of
@@ -296,14 +296,21 @@ def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = F
   held = {path: _read(path) for path in pathlib.Path(folder).glob('*.json')}
   _check_fingerprints({path.stem: entry for path, entry in {**held, **named}.items()})
   for path, entry in named.items():
-    differing = [part for part in FORM if path in held and held[path].get(part) != entry.get(part)]
+    then, now = _timeless(held.get(path, entry)), _timeless(entry)
+    differing = [part for part in FORM if then.get(part) != now.get(part)]
     if differing and not replace:
       raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')
   for path, entry in named.items():
     cost = held[path]['cost'] if path in held and entry['cost'] is None else entry['cost']
-    if held.get(path) != (whole := {**entry, 'cost': cost}):
+    whole = {**entry, 'cost': cost}
+    if path not in held or _timeless(held[path]) != _timeless(whole):
       write_atomically(path, json.dumps(whole, indent=1, ensure_ascii=False) + '\n')
   return list(named)
+
+
+def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns an entry without seconds, which grow where a run goes on with more defenses."""
+  return {**entry, 'stages': [{**stage, 'seconds': 0} for stage in entry.get('stages', ())]}
 
 
 def read(folder: Any) -> dict[str, dict[str, Any]]:
