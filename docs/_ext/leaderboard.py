@@ -161,7 +161,7 @@ def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
   """Returns which defenses hide all colour images or none, and what those that hide all cost at least."""
   defended = sorted((entry for entry in entries if entry['defense'] != 'none'), key=lambda one: one['text'])
   grouped = together((_shown(entry), entry) for entry in defended)
-  none, every = (listed([f'`{one["text"]}`' for one in grouped[share]]) for share in (1.0, 0.0))
+  none, every = (listed(_strengths([one['text'] for one in grouped[share]])) for share in (1.0, 0.0))
   least = min(min(entry['cost']['interval']) for entry in grouped[0.0])
   return (
     f'**All of {defended[0]["honest"]["n"]} colour images stay recognisable** to a curious server '
