@@ -30,6 +30,7 @@ _KEPT = 2**53  # whole numbers beyond it lose digits
 _LONG = re.compile(r'[+-]?\d{16,}')  # whole numbers that may be beyond it
 _LARGEST = float(np.finfo(np.float32).max)
 _ROUNDED = 1e-5  # deviations that rounding moves a number by, at most
+_ZERO = 1e-6  # of the mean of a column, more than float32 makes of a zero
 _BETWEEN = 0.01  # part of a step from which on a number is none of its multiples
 _CODE = re.compile(r'[+-]?0\d')  # how a code of digits begins whose zeros count
 # A number as people write it, and programs do not: 1,5 or 1.000,00 or 12 % or $ 5.
@@ -84,8 +85,10 @@ class Field(NamedTuple):
     """Returns a number, or the place of a level, as people write it; NaN is a gap."""
     if math.isnan(value):
       return MISSING
+    if self.kind == CONTINUOUS and self.step == 1:
+      return str(round(value))
     if self.kind == CONTINUOUS:
-      return f'{value:.0f}' if self.step == 1 else f'{value:.4g}'
+      return f'{0 if abs(value) <= _ZERO * abs(self.mean) else value:.4g}'
     if self.kind == ORDINAL:
       return self.levels[int(np.argmin(np.abs(self.values - value)))]
     return [*self.levels, MISSING][int(value)]

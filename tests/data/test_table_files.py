@@ -150,6 +150,26 @@ def test_the_scale_of_a_column_does_not_matter(unit):
   assert math.isclose(other.std, one.std * unit, rel_tol=1e-9) and math.isclose(other.mean, one.mean * unit)
 
 
+@pytest.mark.parametrize('seed', [1, 3, 5])
+def test_a_zero_is_written_as_one(seed):
+  """Rounding in float32 made 1.263e-08 of it, and −0 among whole numbers."""
+  rng = np.random.default_rng(seed)
+  gain = rng.integers(1, 100_000, 60) * (rng.random(60) < 0.2)
+  held = {'gain': gain, 'loss': -gain, 'share': rng.integers(0, 5, 60) / 2, 'size': np.exp(rng.normal(0, 2, 60))}
+  schema = tables.infer(held, dict.fromkeys(held, 'continuous'), range(40))
+  written = dict(zip(held, zip(*schema.texts(schema.cells(schema.encode(held))), strict=True), strict=True))
+  assert all(written[name] == tuple(map(str, held[name])) for name in ('gain', 'loss'))
+  assert written['share'] == tuple(f'{value:.4g}' for value in held['share'])
+  assert '0' in written['gain'] and '0' in written['share'] and '0' not in written['size']
+
+
+def test_numbers_of_the_embedded_table_are_written_as_in_its_source():
+  """A zero was 3.441e-11."""
+  for split in ('train', 'test'):
+    made = table_files.breast_cancer(split)
+    assert not any('e-' in cell for row in made.schema.texts(made.schema.cells(made.rows)) for cell in row)
+
+
 def test_a_column_without_spread_in_train_has_that_of_all_rows():
   values = [5.0] * 9 + [1e6]
   (field,) = tables.infer({'x': [*values, 2.5]}, fitted=range(9)).fields
