@@ -10,6 +10,7 @@ import hashlib
 import json
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from gradleak.core import errors
 MOST_STORED = 5000  # pieces that results keep; of larger vocabularies they keep the digest
 KINDS = ('bytes', 'words', 'file')
 _SPECIAL = ('[pad]', '[mask]', '[unknown]')
-_WORD = re.compile(r'\w+|[^\w\s]')
 _NAMED = r'[\[<][|｜_▁]*{}(ding)?[|｜_▁]*[\]>]'  # [PAD], <pad>, <|pad|>, <|padding|>
 _LARGEST = 1 << 26  # bytes of a file
 
@@ -155,8 +155,10 @@ def in_bytes() -> Tokeniser:
 
 
 def words_of(text: str) -> list[str]:
-  """Returns the words of a text in small letters, and its punctuation marks."""
-  return _WORD.findall(text.lower())
+  """Returns the words of a text in small letters, and its punctuation marks; accents and vowel signs are of words."""
+  lower = text.lower()
+  signs = ''.join(one for one in sorted(set(lower)) if unicodedata.category(one)[0] == 'M')
+  return re.findall(rf'\w[\w{signs}]*|[^\w\s]', lower)
 
 
 def in_words(texts: Iterable[str], most: int = 20_000) -> Tokeniser:

@@ -51,6 +51,13 @@ def test_words_are_counted_and_others_are_one_token():
     tokenisers.in_words(['', ' '])
 
 
+def test_words_keep_their_signs():
+  """Accents of their own, as file systems and a capital İ have them, and vowel signs had cut words into pieces."""
+  line = 'İstanbul, cafe\u0301s हिन्दी ❤\ufe0fgood a_b'
+  held = tokenisers.words_of(line)
+  assert held == ['i\u0307stanbul', ',', 'cafe\u0301s', 'हिन्दी', '❤', '\ufe0f', 'good', 'a_b']
+
+
 def test_a_vocabulary_that_is_not_kept_shows_numbers():
   made = tokenisers.Tokeniser('file', tuple(f'w{i}' for i in range(9)), 0, 1)
   again = tokenisers.restored(made.described())
