@@ -91,9 +91,12 @@ class Tokeniser:
     """Returns one token as people read it."""
     if not 0 <= token < self.size:
       return '?'
+    piece, letters = self.pieces[token], _letters()
     if self.kind == 'bytes' and token < 256:
-      return chr(token) if 32 <= token < 127 else f'\\x{token:02x}'
-    return self.pieces[token].replace('Ġ', ' ').replace('Ċ', '\\n')
+      piece = chr(token) if token < 128 else f'\\x{token:02x}'
+    elif self._bytewise and letters.keys() >= set(piece):
+      piece = bytes(letters[one] for one in piece).decode('utf-8', 'backslashreplace')
+    return ''.join(one if one.isprintable() else one.encode('unicode_escape').decode() for one in piece)
 
   def batch(self, texts: Sequence[str], length: int) -> np.ndarray:
     """Returns the tokens of texts, int32 [N, length], cut or padded behind.
@@ -124,6 +127,11 @@ class Tokeniser:
     return {piece: place for place, piece in enumerate(self.pieces)}
 
   @functools.cached_property
+  def _bytewise(self) -> bool:
+    """Whether its pieces are written in `_letters`."""
+    return re.search(r'"type":\s*"ByteLevel"', self.source) is not None
+
+  @functools.cached_property
   def _loaded(self) -> Any:
     return _library().Tokenizer.from_str(self.source)
 
@@ -146,6 +154,14 @@ def restored(described: Mapping[str, Any]) -> Tokeniser:
   return Tokeniser(
     described['kind'], tuple(pieces), described['pad'], described['mask'], described.get('unknown'), source=''
   )
+
+
+@functools.cache
+def _letters() -> dict[str, int]:
+  """Returns the sign of each byte in a BPE of bytes (Radford et al. 2019): its own, or one behind all others."""
+  own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  others = [value for value in range(256) if value not in own]
+  return {chr(value): value for value in own} | {chr(256 + place): value for place, value in enumerate(others)}
 
 
 @functools.cache

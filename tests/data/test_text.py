@@ -64,6 +64,21 @@ def test_a_vocabulary_that_is_not_kept_shows_numbers():
   assert again.size == 9 and again.shown(4) == '#4' and again.pad == 0
 
 
+def test_tokens_of_bytes_are_shown_as_their_letters():
+  """A page showed fÃ¼r in place of für, and invisible signs as they are."""
+  pieces = ('<pad>', 'fÃ¼r', 'ĠGrÃ¶', 'Ãł', 'æ¼', 'Ċ', '<|mask|>', '▁für', 'Ġ')
+  made = tokenisers.Tokeniser('file', pieces, 0, 6, source='{"decoder": {"type": "ByteLevel"}}')
+  shown = [made.shown(token) for token in range(9)]
+  assert shown == ['<pad>', 'für', ' Grö', 'à', '\\xe6\\xbc', '\\n', '<|mask|>', '▁für', ' ']
+  other = tokenisers.Tokeniser(
+    'file', ('[PAD]', 'Ġgħ', 'fÃ¼r', '[MASK]'), 0, 3, source='{"decoder": {"type": "WordPiece"}}'
+  )
+  assert [other.shown(token) for token in range(3)] == ['[PAD]', 'Ġgħ', 'fÃ¼r']
+  held = tokenisers.in_words(['a\x1b \u200f b'])
+  assert [held.shown(token) for token in range(3, held.size)] == ['\\x1b', 'a', 'b', '\\u200f']
+  assert [tokenisers.in_bytes().shown(token) for token in (10, 65, 195, 256)] == ['\\n', 'A', '\\xc3', '[pad]']
+
+
 def test_arrays_of_texts(tmp_path):
   data = gl.data.load('notes', limit=7, length=12)
   assert data.samples.shape == (7, 12) and data.samples.dtype == np.int32 and data.num_classes == 5
