@@ -701,6 +701,22 @@ def test_counts_of_records_by_hand():
   assert at_least([batch], ['a', 'b']) == [2, 1] and at_least([batch], ['b']) == [1]
 
 
+def test_pieces_stand_as_they_are():
+  """Quotation marks of backticks were gone or code, where a piece was right or wrong."""
+  from gradleak.modalities import Piece
+  from gradleak.report import marked
+
+  for text, shown in (('``', '``'), ('a `b` 5 %', 'a `b` 5 %'), ('<i>', '&lt;i&gt;')):
+    assert marked.cell(Piece(text, True, '')) == f'<span class="piece right">{shown}</span>'
+    assert marked.cell(Piece(text, False, '')) == f'<span class="piece wrong">{shown}</span>'
+    private, seen = [Piece(text, None, 'x')], marked.Seen('none', ('fidel', 'none'), [0], [])
+    table = marked._across(private, [(seen, [Piece(text, True, 'x')])], {})
+    assert [cell.text for cell in table.bodies[0].rows[0].cells[1:]] == [
+      f'<span>{shown}</span>',
+      f'<span class="piece right">{shown}</span>',
+    ]
+
+
 def test_sentences_follow_the_samples():
   from gradleak.report.words import about, said, worded
 

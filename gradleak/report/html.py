@@ -76,9 +76,9 @@ def mark(verdict: str) -> Html:
   return Html(f'<span class="mark {kind}"><span aria-hidden="true">{SYMBOLS[verdict]}</span> {verdict}</span>')
 
 
-def tagged(tag: str, plain: str) -> Html:
-  """Returns a text as it stands within a tag, escaped."""
-  return Html(f'<{tag}>{markup.escape(plain)}</{tag}>')
+def tagged(tag: str, plain: str, kind: str = '') -> Html:
+  """Returns a text as it stands within a tag of a class, escaped."""
+  return Html(f'<{tag}{_attributes(class_=kind)}>{markup.escape(plain)}</{tag}>')
 
 
 def image(uri: str, alt: str) -> Html:

@@ -116,8 +116,7 @@ def cell(piece: Piece) -> blocks.Html:
   """Returns a piece, coloured by whether it is right."""
   if piece.right is None:
     return tagged('span', piece.text)
-  kind = 'right' if piece.right else 'wrong'
-  return blocks.Html(f'<span class="piece {kind}">{text(piece.text)}</span>')
+  return tagged('span', piece.text, f'piece {"right" if piece.right else "wrong"}')
 
 
 def sure(piece: Piece) -> str:
@@ -173,8 +172,8 @@ def _across(
   heads += [blocks.Column(str(published.get(one.defense) or one.defense), 'left seen') for one, _ in columns]
   rows = []
   for i in order:
-    cells = [blocks.Cell(text(cell(of[i])), [sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns]
-    rows.append(blocks.Row([truth[i].of, blocks.Cell(truth[i].text), *cells]))
+    cells = [blocks.Cell(cell(of[i]), [sure(of[i])], 'right' if of[i].right else 'wrong') for _, of in columns]
+    rows.append(blocks.Row([truth[i].of, blocks.Cell(cell(truth[i])), *cells]))
   counts = [f'{sum(bool(p.right) for p in of)} of {len(of)}' for _, of in columns]
   by = [blocks.Cell(count, [one.case[0], *([f'adaptive: {one.case[2]}'] if len(one.case) > 2 else [])], 'sum')
         for count, (one, _) in zip(counts, columns, strict=True)]  # fmt: skip
