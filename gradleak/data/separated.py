@@ -9,7 +9,7 @@ from gradleak.core import errors
 
 
 def rows(text: str, what: str, signs: str = ',;\t|') -> list[list[str]]:
-  """Returns the rows of a text, without empty lines, and their values without spaces around them.
+  """Returns the rows of a text, without lines that are empty or blank, and their values without spaces around them.
 
   The sign is the one that divides the first two lines into the same number of values, the largest one. If there are
   several, it is the one that does so with all lines. If there is none, it is the one that divides the first line into
@@ -25,8 +25,9 @@ def rows(text: str, what: str, signs: str = ',;\t|') -> list[list[str]]:
   """
 
   def read(sign: str, most: int | None = None, **how: Any) -> list[list[str]]:
-    found = csv.reader(io.StringIO(text, newline=''), delimiter=sign, **how)
-    return [[cell.strip() for cell in line] for line in itertools.islice(found, most) if line]
+    lines = csv.reader(io.StringIO(text, newline=''), delimiter=sign, **how)
+    found = ([cell.strip() for cell in line] for line in lines)
+    return list(itertools.islice((line for line in found if line not in ([], [''])), most))
 
   def fitting(sign: str, most: int | None = 2) -> tuple[bool, int]:
     lengths = [len(line) for line in read(sign, most)] or [0]

@@ -133,6 +133,18 @@ def test_of_two_signs_that_fit_all_lines_decide(tmp_path):
   assert list(table_files.columns_of(str(path), {})) == ['price, EUR', 'ill']
 
 
+def test_blank_lines_are_no_rows(tmp_path):
+  """A last line of spaces had one value of three, and empty lines above the headings hid which sign separates."""
+  path = tmp_path / 'a.csv'
+  lines = [f'{age};{age % 3};{ill}' for age, ill in zip(AGES, ILL, strict=True)]
+  path.write_text('\n'.join(['', ' ', 'age;x;ill', *lines, '  ', '']))
+  assert {name: len(values) for name, values in table_files.columns_of(str(path), {}).items()} == dict.fromkeys(
+    ('age', 'x', 'ill'), 60
+  )
+  path.write_text('\n'.join(['age;x;ill', *lines, ';;', '']))
+  assert table_files.columns_of(str(path), {})['x'][-1] == ''  # a row of gaps, whose label is asked for
+
+
 def test_labels_that_are_no_classes_are_refused(tmp_path):
   values = [f'{v:.1f}' for v in np.random.default_rng(0).normal(size=60)]
   with pytest.raises(gl.UsageError, match='different numbers that are not whole'):
