@@ -392,7 +392,8 @@ def classes(texts: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     UsageError: for gaps, and infinity among numbers; names the first row.
   """
   if (gap := next((row for row, text in enumerate(texts) if is_gap(text)), None)) is not None:
-    raise errors.UsageError(f'row {gap} has no label')
+    stands = f', {texts[gap]!r} stands for a gap: call a class otherwise' if texts[gap] else ''
+    raise errors.UsageError(f'row {gap} has no label{stands}')
   check_finite(texts, 'as its label')
   numeric = are_numbers(texts)
   found = [spelt(text) for text in texts] if numeric else list(texts)

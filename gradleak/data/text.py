@@ -166,7 +166,8 @@ def _labelled(rows: list[list[str]], name: str) -> tuple[tuple[str, str], ...]:
   rows = [row for row in rows if row[text]]
   if label is not None and (gaps := [row[label] for row in rows if tables.is_gap(row[label])]):
     raise errors.UsageError(
-      f'{name} has texts without a label, {gaps[0]!r} in place of one: give each one, or leave out the column'
+      f'{name} has texts without a label, {gaps[0]!r} in place of one: give each one (a class of that name another '
+      'name), or leave out the column'
     )
   if label is not None:
     tables.check_finite([row[label] for row in rows], f'as its label in {name}')

@@ -149,6 +149,10 @@ def test_labels_that_are_no_classes_are_refused(tmp_path):
   values = [f'{v:.1f}' for v in np.random.default_rng(0).normal(size=60)]
   with pytest.raises(gl.UsageError, match='different numbers that are not whole'):
     read(tmp_path, AGES[::-1], labels=values)
+  with pytest.raises(gl.UsageError, match="row 0 has no label, 'none' stands for a gap: call a class otherwise"):
+    read(tmp_path, AGES[::-1], labels=['none', 'mild', 'severe'] * 20)
+  with pytest.raises(gl.UsageError, match=r'row 1 has no label$'):
+    read(tmp_path, AGES[::-1], labels=['mild', ''] * 30)
   ill = np.zeros(60, int)
   ill[np.random.default_rng(0).permutation(60)[:3]] = 1  # rows of the split test
   with pytest.raises(gl.UsageError, match=r'the split train of .* has rows of one class alone'):
