@@ -219,7 +219,7 @@ def _lines(path: str, names: Sequence[str] | None, least: int) -> tuple[list[str
   lines = separated.rows(text, f'the table {path}')
   if not lines:
     raise errors.UsageError(f'the table {path} is empty')
-  header = list(map(str, names)) if names else lines.pop(0)
+  header = [str(one) or tables.UNNAMED for one in names or lines.pop(0)]
   if len(set(header)) < len(header) or len(header) < 2:
     raise errors.UsageError(
       f'the table {path} has the headings {", ".join(header)}: expected two or more, all different'

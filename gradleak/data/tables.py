@@ -18,6 +18,7 @@ from gradleak.core import errors
 
 CONTINUOUS, ORDINAL, CATEGORICAL, BINARY = KINDS = ('continuous', 'ordinal', 'categorical', 'binary')
 MISSING = 'missing'  # how a gap is called among the levels
+UNNAMED = 'unnamed'  # the heading of a column that has none, as pandas writes one of row numbers
 # Texts that stand for a gap, in lower case.
 GAPS = frozenset(
   {'', '?', '.', '-', '--', 'na', 'n/a', 'n.a.', '#n/a', '#na', '<na>', 'nan', '-nan', 'nat', 'none', 'null', MISSING}
@@ -282,7 +283,7 @@ def infer(
 
 def named(columns: Mapping[Any, Any]) -> dict[str, Any]:
   """Returns columns by the texts of their names; raises `UsageError` for two of one name, as 0 and '0'."""
-  found = {str(name): values for name, values in columns.items()}
+  found = {str(name) or UNNAMED: values for name, values in columns.items()}
   if len(found) < len(list(columns)):
     raise errors.UsageError(f'the columns are {", ".join(map(str, columns))}: expected different names')
   return found

@@ -133,6 +133,22 @@ def test_of_two_signs_that_fit_all_lines_decide(tmp_path):
   assert list(table_files.columns_of(str(path), {})) == ['price, EUR', 'ill']
 
 
+def test_a_column_without_a_heading_has_a_name(tmp_path):
+  """Pages showed rows whose first column has none as running texts."""
+  path = tmp_path / 'a.csv'
+  held = [100 + i * i % 61 for i in range(60)]
+  lines = [f'{own},{age},{ill}' for own, age, ill in zip(held, AGES, ILL, strict=True)]
+  path.write_text('\n'.join([',age,ill', *lines]))
+  found = gl.data.load(f'table:{path}')
+  pieces = gl.modalities.of_config(found.settings).marked(found.samples[0], None)
+  assert [piece.of for piece in pieces] == ['unnamed', 'age']
+  path.write_text('\n'.join(['ill,,age', '0,100,20']))
+  again = gl.data.read_like(path, found)
+  assert gl.modalities.of_config(found.settings).marked(again.samples[0], None)[0].text == '100'
+  kept = gl.data.table({'': held, 'age': AGES}, ILL, given={'': 'ignore'})
+  assert [column['name'] for column in kept.settings['schema']['columns']] == ['age']
+
+
 def test_blank_lines_are_no_rows(tmp_path):
   """A last line of spaces had one value of three, and empty lines above the headings hid which sign separates."""
   path = tmp_path / 'a.csv'
