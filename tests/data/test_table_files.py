@@ -1,6 +1,8 @@
 """Files of tables: what may be meant otherwise than it is read is refused, or said."""
 
 import math
+import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -147,6 +149,17 @@ def test_a_column_without_a_heading_has_a_name(tmp_path):
   assert gl.modalities.of_config(found.settings).marked(again.samples[0], None)[0].text == '100'
   kept = gl.data.table({'': held, 'age': AGES}, ILL, given={'': 'ignore'})
   assert [column['name'] for column in kept.settings['schema']['columns']] == ['age']
+
+
+def test_the_schema_of_the_guide_is_taken(tmp_path):
+  """It gave a sentence for the headings."""
+  guide = (pathlib.Path(__file__).parents[2] / 'docs/guides/tables.md').read_text('utf-8')
+  (given,) = re.findall('```json\n(.*?)```', guide, re.DOTALL)
+  lines = [f'{i},{age},{("I", "II", "III")[i % 3]},{ill}' for i, (age, ill) in enumerate(zip(AGES, ILL, strict=True))]
+  (tmp_path / 'a.csv').write_text('\n'.join(['id,age,stage,ill', *lines]))
+  made = table_files.read(str(tmp_path / 'a.csv'), 'train', given)
+  assert [field.kind for field in made.schema.fields] == ['continuous', 'ordinal']
+  assert made.schema.sensitive == ('stage', 'age') and made.label == 'ill'
 
 
 def test_blank_lines_are_no_rows(tmp_path):
