@@ -463,6 +463,29 @@ def bounds(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
   return low, high
 
 
+def drawn(schema: Schema, key: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Returns rows [N, D] at random, of which each column is drawn by itself: levels by their shares, normal numbers."""
+  key, levels = jax.random.split(key)
+  rows = settle(schema, jax.random.normal(key, shape))
+  for number, (field, place) in enumerate(zip(schema.fields, schema.places, strict=True)):
+    shares = np.asarray(field.shares, np.float32)
+    if field.numeric and field.gaps:
+      shares = np.asarray([1 - shares[-1], shares[-1]], np.float32)
+    entries = rows[:, place]
+    if len(shares):
+      chosen = jax.random.categorical(jax.random.fold_in(levels, number), jnp.log(shares), shape=(shape[0],))
+      entries = jax.nn.one_hot(chosen, len(shares), dtype=rows.dtype)
+    if field.numeric:
+      values = rows[:, place.start]
+      if field.kind == ORDINAL:
+        allowed = jnp.asarray((field.values - field.mean) / field.std, rows.dtype)
+        values = allowed[jnp.argmin(jnp.abs(values[:, jnp.newaxis] - allowed[jnp.newaxis]), axis=-1)]
+      parts = [values * entries[:, 0], entries[:, 1]] if field.gaps else [values]
+      entries = jnp.stack(parts, axis=-1)
+    rows = rows.at[:, place].set(entries)
+  return rows
+
+
 def nearness(schema: Schema, found: Any, truth: Any) -> np.ndarray:
   """Returns the share of right cells of pairs, float [N]; NaN for a row that is not finite."""
   found, schema = np.asarray(found), schema.covering(truth)
@@ -544,6 +567,7 @@ _OF_SCHEMA: dict[str, Callable[..., Any]] = {
   'distinct': distinct,
   'gallery': gallery,
   'settle': settle,
+  'drawn': drawn,
   'nearness': nearness,
   'marked': marked,
   'odd': odd,

@@ -18,6 +18,7 @@ from gradleak.adaptive.base import AVERAGES, Case, Known, _typical_energies, typ
 from gradleak.attacks import matching
 from gradleak.attacks.matching import distances, search
 from gradleak.core import trees
+from gradleak.data import tables
 from gradleak.defenses import Context
 from gradleak.defenses.concealment import Search, concealed_samples
 from gradleak.priors import gan
@@ -735,6 +736,27 @@ def test_what_is_usual_of_texts_is_that_of_random_tokens():
   drawn = np.asarray(modality.drawn(jax.random.key(0), (40, texts.LENGTH)))
   modality.check(drawn)
   assert len(np.unique(drawn)) > 100 and texts.notes(2).known['padding'] not in drawn
+
+
+@pytest.mark.long
+def test_what_is_usual_of_rows_is_that_of_random_rows():
+  """Random pixels have no zeros, and rows have many: those of categories were taken for dropped entries."""
+  rng = np.random.default_rng(0)
+  columns = {f'kind {i}': rng.choice([*'abcdefgh'[: 3 + i % 6]], 100) for i in range(8)}
+  columns |= {'stage': rng.integers(0, 4, 100), 'size': np.where(rng.random(100) < 0.3, np.nan, rng.normal(size=100))}
+  rows = gl.data.table(columns, rng.choice(['no', 'yes'], 100))
+  modality = gl.modalities.of_config(rows.settings)
+  model = gl.models.mlp(2, 'default', widths='64-64')
+  scenario = gl.scenario(model, rows.samples[:4], rows.targets[:4], key=jax.random.key(0), modality=modality)
+  mine = defenses.bind(gl.defenses.wrap(optax.identity(), 'upload'), scenario.context)
+  *_, adaptive = attacks_on(mine, scenario.context, 1, attacks.csdlg(tv=0.0), 1)
+  update = scenario.client.local_update(None, scenario.variables, scenario.samples[:1], scenario.targets[:1]).update
+  assert adaptive.name == 'shown' and (entries(only_view(adaptive, update).weights) == 1).all()
+  drawn = np.asarray(modality.drawn(jax.random.key(0), (4000, rows.samples.shape[1])))
+  modality.check(drawn)
+  moments = tables.from_json(rows.settings['schema']).moments
+  np.testing.assert_allclose(drawn.mean(axis=0)[:-1], moments[0][:-1], atol=0.1)
+  assert drawn[:, -1].mean() == pytest.approx(moments[0][-1], abs=0.03) and not drawn[drawn[:, -1] == 1, -2].any()
 
 
 @pytest.mark.parametrize(('traits', 'name'), [({'sparsifies': 'zeros'}, 'averaged+masked'), ({}, 'averaged+shown')])
