@@ -717,6 +717,19 @@ def test_pieces_stand_as_they_are():
     ]
 
 
+def test_spaces_are_seen_among_bytes():
+  """A browser showed one space for three, and where words end could not be seen."""
+  from gradleak.modalities import Piece
+  from gradleak.report import blocks, html, marked
+
+  row = blocks.Row(['private', blocks.Cell(marked.inline([Piece(sign) for sign in 'a b'], 3))])
+  body = blocks.Table(['defense', ('seen', 'left running')], [blocks.Body([row])], 'marked')
+  source = html.page(blocks.Page('x', 'x', 'x', 'x', [body], [], []))
+  assert '<td class="left running"><span>a</span> <span> </span> <span>b</span></td>' in source
+  (rule,) = re.findall(r'\.marked td\.running {([^}]*)}', source)
+  assert 'white-space: pre-wrap' in rule
+
+
 def test_sentences_follow_the_samples():
   from gradleak.report.words import about, said, worded
 
