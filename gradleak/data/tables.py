@@ -87,7 +87,7 @@ class Field(NamedTuple):
     if math.isnan(value):
       return MISSING
     if self.kind == CONTINUOUS and self.step == 1:
-      return str(round(value))
+      return f'{round(value, 0) + 0.0:.0f}'  # of -0.0 the sum makes 0.0
     if self.kind == CONTINUOUS:
       return f'{0 if abs(value) <= _ZERO * abs(self.mean) else value:.4g}'
     if self.kind == ORDINAL:

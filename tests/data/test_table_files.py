@@ -206,6 +206,7 @@ def test_a_zero_is_written_as_one(seed):
   assert all(written[name] == tuple(map(str, held[name])) for name in ('gain', 'loss'))
   assert written['share'] == tuple(f'{value:.4g}' for value in held['share'])
   assert '0' in written['gain'] and '0' in written['share'] and '0' not in written['size']
+  assert [schema.fields[0].written(value) for value in (-0.3, -np.inf, np.inf)] == ['0', '-inf', 'inf']
 
 
 def test_numbers_of_the_embedded_table_are_written_as_in_its_source():
