@@ -540,6 +540,11 @@ def test_what_is_refused(scenario):
     audited(scenario, {'a': one}, stated={'a': claim})
   with pytest.raises(gl.UsageError, match="'b'"):
     audited(scenario, {'a': one}, stated={'b': claim})
+  own = dataclasses.replace(claim, relation='replace one', delta=DELTA)
+  with pytest.raises(gl.UsageError, match=r'stated for one upload, .* \(rounds=3\): state that of all uploads'):
+    audited(scenario, {'a': one}, stated={'a': own}, rounds=3)
+  with pytest.raises(gl.UsageError, match='stated for all global models'):
+    audited(scenario, {'a': one}, stated={'a': dataclasses.replace(own, published='all global models')})
   with pytest.raises(gl.UsageError, match='gradient is zero'):
     audited(scenario, one, neighbours='own', relation='replace by zeros')
   with pytest.raises(gl.UsageError, match='too few'):

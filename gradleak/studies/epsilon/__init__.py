@@ -205,8 +205,8 @@ def audit_epsilon(
     An `EpsilonAudit`. By chance, a correct mechanism is 'broken' in at most one minus the confidence of its rows.
 
   Raises:
-    UsageError: for settings that cannot be run; for a claim in another relation or at another δ; with
-      neighbours='own', for a client that takes no step.
+    UsageError: for settings that cannot be run; for a claim in another relation, at another δ, or of fewer uploads
+      than are seen together; with neighbours='own', for a client that takes no step.
   """
   key, chosen = errors.check_key('key', key, traced=False), _chosen(settings, changes)
   errors.check_instance('scenario', scenario, Scenario, 'what gradleak.scenario(…) returns')
@@ -257,6 +257,12 @@ def _check_claim(label: str, claim: Any, chosen: EpsilonSettings) -> None:
     raise errors.UsageError(
       f'the ε of {label!r} is stated for {claim.relation!r} at δ = {claim.delta:g}, and measured for {wanted[0]!r} at '
       f'δ = {wanted[1]:g}: give both the same'
+    )
+  together = 'one upload' if chosen.rounds == 1 else 'all uploads'
+  if claim.published not in (together, 'all uploads'):  # what holds of all holds of one
+    raise errors.UsageError(
+      f'the ε of {label!r} is stated for {claim.published}, and measured for uploads of the same contribution that are '
+      f'seen together (rounds={chosen.rounds}): state that of {together}'
     )
 
 
