@@ -49,6 +49,24 @@ class Order(NamedTuple):
   maps: tuple[int, ...] | None = None
 
 
+class Kernel(NamedTuple):
+  """How the kernel of a convolution stands here.
+
+  Attributes:
+    axes: which of its axes PyTorch has in which place: that of the features, of the inputs, and those of the window.
+    spread: whether the inputs are spread apart, as in a transposed convolution of some stride. PyTorch's kernel of that
+      begins with the inputs, and its window is turned around.
+  """
+
+  axes: tuple[int, ...]
+  spread: bool
+
+  def ours(self, values: np.ndarray) -> np.ndarray:
+    """Returns a kernel of PyTorch in the layout that it has here."""
+    values = np.flip(np.swapaxes(values, 0, 1), tuple(range(2, values.ndim))) if self.spread else values
+    return values.transpose(np.argsort(self.axes))
+
+
 Summed: TypeAlias = dict[tuple[str, ...], tuple[int, ...] | None]  # path of a kernel -> axes, see `summed`
 
 
@@ -103,6 +121,18 @@ def summed(model: Model, variables: Tree, sample_shape: Sequence[int]) -> Summed
   return functools.reduce(lambda known, walk: {**known, **walk.products}, kernels, found)
 
 
+def layouts(
+  model: Model, variables: Tree, sample_shape: Sequence[int]
+) -> tuple[dict[tuple[str, ...], Order], dict[tuple[str, ...], Kernel]]:
+  """Returns what `orders` does, and the `Kernel` of each convolution that takes its kernel as it is held, by its path.
+
+  Args:
+    model, variables, sample_shape: as `orders` takes them.
+  """
+  matrices, held = _walks(model, variables, sample_shape, (1, 2), (3, 4, 5))
+  return matrices.found, held.kernels
+
+
 def _walks(model: Model, variables: Tree, sample_shape: Sequence[int], *ranks: Sequence[int]) -> list['_Walk']:
   """Returns a walk through the network for each selection of parameters, those of so many axes."""
   image = model.samples(1, sample_shape, wide=False)
@@ -133,6 +163,7 @@ class _Walk:
     self.sources: list[_Source] = []
     self.found: dict[tuple[str, ...], Order] = {}
     self.products: Summed = {}  # axes of kernels that are summed over
+    self.kernels: dict[tuple[str, ...], Kernel] = {}
     self._tied: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
 
   def fresh(self, shape: Sequence[int], channel: int | None = None, problem: str = '') -> _Source:
@@ -176,6 +207,9 @@ class _Walk:
         held = values[1].axes[options['dimension_numbers'].rhs_spec[0] if native else 0]
         if held is not None:
           self._put(values[1].path, Order(1 - held))
+        axes = [values[1].axes[axis] for axis in options['dimension_numbers'].rhs_spec] if native else [None]
+        if None not in axes:
+          self.kernels[values[1].path] = Kernel(tuple(axes), max(options['lhs_dilation']) > 1)
       return [self.fresh(shapes[0], channel, self._reshaped(first))]
     if name == 'concatenate':
       return [self._joined(values, equation.invars, options['dimension'], shapes[0])]

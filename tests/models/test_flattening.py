@@ -1,5 +1,7 @@
 """The order in which dense layers take their inputs: networks in PyTorch's layout, and the same ones here."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -202,3 +204,66 @@ def test_weights_that_are_used_twice_have_one_order():
   model = gl.models.Model('own', None, lambda variables, images, *_: apply(variables['params'], images))
   found = flattening.orders(model, {'params': {'w': jnp.zeros((12, 12)), 'u': jnp.zeros((12, 3))}}, (2, 2, 3))
   assert found['w',].problem and found['u',].places is not None
+
+
+class Window(nn.Module):
+  """One convolution, and the sum of what is positive in its maps."""
+
+  layer: nn.Module
+
+  @nn.compact
+  def __call__(self, x, train=False):
+    return nn.relu(self.layer.copy(name='conv')(x)).sum(tuple(range(1, x.ndim - 1)))
+
+
+def windows(x, stride, size):
+  """Returns (place of each window along the axes of a map [N, …, C], its part of the map)."""
+  for place in itertools.product(*(range(0, side - size + 1, stride) for side in x.shape[1:-1])):
+    yield place, (slice(None), *(slice(start, start + size) for start in place))
+
+
+def spread(x, weight):
+  """Returns PyTorch's transposed convolution of stride 2 of maps [N, …, C]; its kernel is [in, out, …]."""
+  size = weight.shape[-1]
+  out = np.zeros((len(x), *(2 * (side - 1) + size for side in x.shape[1:-1]), weight.shape[1]))
+  for place, window in windows(out, 2, size):
+    value = x[(slice(None), *(start // 2 for start in place))]
+    out[window] += np.moveaxis(np.tensordot(value, weight, 1), 1, -1)
+  return out
+
+
+def convolved_naively(x, weight):
+  """Returns PyTorch's convolution of maps [N, …, C]; its kernel is [out, in, …]."""
+  size, axes = weight.shape[-1], range(1, x.ndim - 1)
+  out = np.zeros((len(x), *(side - size + 1 for side in x.shape[1:-1]), len(weight)))
+  for place, window in windows(x, 1, size):
+    out[(slice(None), *place)] = np.tensordot(x[window], weight, ([x.ndim - 1, *axes], [1, *range(2, x.ndim)]))
+  return out
+
+
+@pytest.mark.parametrize(
+  ('layer', 'shape', 'naive'),
+  [
+    (nn.ConvTranspose(4, (3, 3), (2, 2), padding='VALID', use_bias=False), (4, 5, 4), spread),
+    (nn.ConvTranspose(4, (4,), (2,), padding='VALID', use_bias=False), (5, 4), spread),
+    (nn.Conv(4, (4,), padding='VALID', use_bias=False), (6, 2), convolved_naively),
+    (nn.Conv(2, (2, 2, 2), padding='VALID', use_bias=False), (3, 4, 2, 2), convolved_naively),
+  ],
+  ids=['transposed', 'transposed sequence', 'sequence', 'volume'],
+)
+def test_a_kernel_stands_as_the_network_uses_it(layer, shape, naive):
+  """Kernels of some shapes fit either way: PyTorch's transposed ones, and those of a sequence, were read turned."""
+  network, rng = Window(layer), np.random.default_rng(0)
+  model = gl.models.from_functions(
+    lambda key, sample: network.init(key, jnp.zeros((1, *sample)))['params'],
+    lambda params, x: network.apply({'params': params}, x),
+    axes=len(shape),
+  )
+  variables, x = model.init(jax.random.key(0), shape), rng.normal(size=(2, *shape)).astype(np.float32)
+  *window, inputs, outputs = variables['params']['conv']['kernel'].shape
+  channels = (inputs, outputs) if naive is spread else (outputs, inputs)
+  weight = rng.normal(size=(*channels, *window)).astype(np.float32)
+  read = gl.read_update({'conv.weight': weight}, model, variables, sample_shape=shape)
+  wanted = np.maximum(naive(x, weight), 0)
+  wanted = wanted.sum(tuple(range(1, wanted.ndim - 1)))
+  np.testing.assert_allclose(network.apply({'params': read}, x), wanted, rtol=1e-4, atol=1e-4)

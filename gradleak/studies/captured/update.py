@@ -47,12 +47,13 @@ def read_update(
   keeps it. A list is taken in the order of PyTorch's state dict, where layers stand as they are called, and checked by
   its shapes. Where these fit only the leaves of the parameters, it is taken as those.
 
-  Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the parameters.
-  Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in, row, column],
-  dense weights are [out, in], and channels come before rows where an image is flattened. Which tensors meet a flattened
-  image is read from the traced model. Networks from PyTorch have one set of names: flat ones joined by dots are
-  PyTorch's, a tree or those joined by '/' of the parameters. Common prefixes 'params', 'module', '_module', '_orig_mod'
-  and 'model', and statistics of BatchNorm, are left out.
+  Names may be those of the parameters, joined by '/' or '.', such as 'Dense_0/kernel', in the layout of the
+  parameters. Or they are PyTorch's, such as 'Dense_0.weight', in PyTorch's layout. There, convolutions are [out, in,
+  row, column], dense weights are [out, in], and channels come before rows where an image is flattened. Which tensors
+  meet a flattened image, and which convolutions are transposed, is read from the traced model. One of stride 1 looks
+  like any other. Networks from PyTorch have one set of names: flat ones joined by dots are PyTorch's, a tree or those
+  joined by '/' of the parameters. Common prefixes 'params', 'module', '_module', '_orig_mod' and 'model', and
+  statistics of BatchNorm, are left out.
 
   Args:
     what: the path of a file, a dictionary, or a list; a tree like the parameters is such a dictionary.
@@ -399,10 +400,13 @@ def _from_torch(
         converted[name] = torch_weights.our_layout(places[name], values, sample_shape[2])
     return converted
   check_apply(model, variables, sample_shape)
-  orders = flattening.orders(model, variables, sample_shape)
+  orders, kernels = flattening.layouts(model, variables, sample_shape)
   shapes = {trees.path_names(path)[1:]: leaf.shape for path, leaf in jax.tree.leaves_with_path(dict(variables))}
   for name, values in entries.items():
     place = places.get(name)
+    if place in kernels and values.ndim == len(shapes[place]):
+      converted[name] = kernels[place].ours(values)
+      continue
     if place is None or values.ndim not in (1, 2, 4) or (values.ndim > 1 and place[-1] != 'kernel'):
       continue
     if values.ndim == 4:
