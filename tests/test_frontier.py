@@ -172,6 +172,7 @@ def test_a_folder_of_another_partition_or_of_other_attacks_is_refused(found, cal
 
 
 UNATTACKED = {'attacks': (), 'attack_every': 0, 'trials': 4, 'controls': 32, 'steps': 1000}
+PRIVATE = {'defenses': [None, gl.defenses.dpsgd(norm=1.0, noise=1.0)]}  # the first is trained before the other
 
 
 def test_attacks_before_the_first_round_are_added_to_trainings(call, monkeypatch, tmp_path):
@@ -228,6 +229,8 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
       {'defenses': [None, server_dp(norm=1.0, noise=0.0, clients=2)], 'server_noise': 1.0},
       'server_dp computes anew the mean that server_noise is added to',
     ),
+    ({**UNATTACKED, **PRIVATE, 'budget': 0.5}, 'the first round alone costs ε = '),
+    ({**UNATTACKED, **PRIVATE, 'clients': [[0, 1], [1, 2]]}, 'some samples are held by several clients'),
   ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, changes, message):

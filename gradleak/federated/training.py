@@ -79,7 +79,7 @@ def train(
   """
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('federation', federation, Federation, 'a gradleak.federated.simulation.Federation')
-  _check_accounted(privacy, federation)
+  check_privacy(key, federation, privacy)
   errors.check_json('config', {} if config is None else config)
   kind = federation.client.modality
   if test is not None:
@@ -91,11 +91,6 @@ def train(
     return state.number == rounds or _overdrawn(federation, state, key, privacy)
 
   state, rows = simulation.start(federation, variables), []
-  if privacy is not None and _overdrawn(federation, state, key, privacy):
-    spent = privacy.epsilon(1, 1)
-    raise errors.UsageError(
-      f'the first round alone costs ε = {spent.value:.3g} ({spent.said}), more than the budget of {privacy.budget}'
-    )
   with alone(workdir):
     store = None if workdir is None else Workdir(workdir, config or {}, {'group_size': federation.at_once})
     if store is not None:
@@ -131,11 +126,21 @@ def _resumed(store: Workdir, federation: Federation, state: State, rounds: int) 
   return state, _rows(store.path / 'rounds.jsonl', state.number)
 
 
-def _check_accounted(privacy: Ledger | None, federation: Federation) -> None:
-  """Raises `UsageError` where the ε of a ledger would be too small for a federation."""
+def check_privacy(key: jax.Array, federation: Federation, privacy: Ledger | None) -> None:
+  """Raises `UsageError` for a ledger that `train` refuses, which takes the same arguments."""
   if privacy is None:
     return
   errors.check_instance('privacy', privacy, Ledger, 'a Ledger, as gradleak.federated.accounting.ledger makes it')
+  _check_accounted(privacy, federation)
+  spent = privacy.epsilon(1, int(simulation.draw(federation, 0, key)[1].any()))
+  if privacy.budget is not None and spent.value > privacy.budget:
+    raise errors.UsageError(
+      f'the first round alone costs ε = {spent.value:.3g} ({spent.said}), more than the budget of {privacy.budget}'
+    )
+
+
+def _check_accounted(privacy: Ledger, federation: Federation) -> None:
+  """Raises `UsageError` where the ε of a ledger would be too small for a federation."""
   clients, client = range(len(federation.partition)), federation.client
   if privacy.server_noise != federation.server_noise:
     raise errors.UsageError(

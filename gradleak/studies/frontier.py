@@ -316,6 +316,8 @@ def _before(task: Task, bound: list[Labelled], attacks: Any) -> Scenario | None:
     check_mean(one.method.defense, given.server_noise)
   if given.budget is not None and not any(task.ledger(one.method) for one in bound):
     raise errors.UsageError(f'a budget of ε = {given.budget} needs a defense whose ε is known, such as client_dp')
+  for one in bound:
+    training.check_privacy(task.key, task.federation(one.method), task.ledger(one.method))
   if not attacks:
     return None
   before = task.audited
