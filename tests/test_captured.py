@@ -569,8 +569,8 @@ class Tensor:
     return Tensor(self.values.astype(np.float32))
 
   def __array__(self, dtype=None, copy=None):
-    if 'bfloat16' in self.dtype:
-      raise TypeError('Got unsupported ScalarType BFloat16')
+    if self.dtype != 'torch.float32':
+      raise TypeError(f'Got unsupported ScalarType of {self.dtype}')
     return np.asarray(self.values, dtype)
 
 
@@ -598,7 +598,8 @@ def test_short_floats_are_read_and_quantised_values_refused(dense, tmp_path):
   short = {name: jax.numpy.asarray(x, jax.numpy.bfloat16) for name, x in update.items()}
   expected = jax.tree.map(lambda x: np.asarray(jax.numpy.asarray(x, jax.numpy.bfloat16), np.float32), dense.update())
   tensors_ = {name: Tensor(np.asarray(x), 'torch.bfloat16') for name, x in short.items()}
-  for what in (short, tensors_, written('npz', {name: np.asarray(x) for name, x in short.items()}, tmp_path)):
+  eight = {name: Tensor(np.asarray(x), 'torch.float8_e4m3fn') for name, x in short.items()}
+  for what in (short, tensors_, eight, written('npz', {name: np.asarray(x) for name, x in short.items()}, tmp_path)):
     jax.tree.map(np.testing.assert_array_equal, gl.read_update(what, dense.model, dense.variables), expected)
   quantised = {name: (x * 100).astype(np.int8) for name, x in update.items()}
   with pytest.raises(gl.UsageError, match=r'the tensor Dense_\d\.\w+ is int8, expected floats\. Quantised values mean'):
@@ -606,6 +607,10 @@ def test_short_floats_are_read_and_quantised_values_refused(dense, tmp_path):
   with pytest.raises(gl.UsageError, match='is quantised: give its dequantize'):
     first, *_ = update
     gl.read_update({**update, first: Tensor(update[first], is_quantized=True)}, dense.model, dense.variables)
+  empty = Tensor(update[first])
+  empty.is_meta = True
+  with pytest.raises(gl.UsageError, match=f'{first} is on the device meta, where it has no values'):
+    gl.read_update({**update, first: empty}, dense.model, dense.variables)
 
 
 def test_weights_that_came_back_less_those_sent(dense, tmp_path):

@@ -38,6 +38,8 @@ _STORAGES = {
   'ByteStorage': np.uint8,
   'BoolStorage': np.bool_,
 }
+# Types that PyTorch keeps in storages of bytes.
+_SHORT = {name: np.dtype(getattr(jnp, name)).type for name in ('float8_e4m3fn', 'float8_e5m2')}
 _SAFETENSORS = {
   'F64': np.float64,
   'F32': np.float32,
@@ -205,6 +207,7 @@ class _Tensor(NamedTuple):
   offset: int
   shape: tuple[int, ...]
   stride: tuple[int, ...]
+  dtype: Any = None  # None for that of the storage
 
   def array(self) -> np.ndarray:
     values, offset = self.storage.values, self.offset
@@ -214,19 +217,28 @@ class _Tensor(NamedTuple):
     if min((offset, *self.stride)) < 0 or (math.prod(self.shape) != 0 and last >= values.size):
       raise errors.UsageError('a tensor reaches beyond its storage')
     steps = [step * values.itemsize for step in self.stride]
-    return np.lib.stride_tricks.as_strided(values[offset:], self.shape, steps).copy()
+    found = np.lib.stride_tricks.as_strided(values[offset:], self.shape, steps).copy()
+    return found if self.dtype is None else found.view(self.dtype)
 
 
 def _rebuild_tensor(
   storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *rest: Any
 ) -> _Tensor:
-  del rest  # requires_grad and hooks
+  if any(rest[2:]):  # behind requires_grad and hooks
+    raise errors.UsageError(f'a tensor has {errors.shown(rest[2])}, as a view by conj() has: save its resolve_neg()')
   sizes = (offset, *shape, *stride)
   if (
     not isinstance(storage, _Storage) or len(shape) != len(stride) or len(shape) > 32 or not all(map(_is_count, sizes))
   ):
     raise errors.UsageError('a tensor reaches beyond its storage, or has no valid shape')
   return _Tensor(storage, offset, shape, stride)
+
+
+def _rebuild_short(storage: _Storage, offset: int, shape: tuple, stride: tuple, *rest: Any) -> _Tensor:
+  requires_grad, hooks, dtype, *more = rest
+  if not isinstance(storage, _Storage) or storage.dtype != np.uint8 or dtype not in _SHORT.values():
+    raise errors.UsageError(f'a tensor has the type {errors.shown(dtype)} in a storage of another one')
+  return _rebuild_tensor(storage, offset, shape, stride, requires_grad, hooks, *more)._replace(dtype=dtype)
 
 
 def _is_count(value: Any) -> bool:
@@ -250,8 +262,10 @@ _KNOWN = {
   ('collections', 'OrderedDict'): collections.OrderedDict,
   ('torch._utils', '_rebuild_tensor'): _Function(_rebuild_tensor),
   ('torch._utils', '_rebuild_tensor_v2'): _Function(_rebuild_tensor),
+  ('torch._utils', '_rebuild_tensor_v3'): _Function(_rebuild_short),
+  ('torch.storage', 'UntypedStorage'): np.uint8,
   ('torch._utils', '_rebuild_parameter'): _Function(lambda tensor, *rest: tensor),
-  **{('torch', name): dtype for name, dtype in _STORAGES.items()},
+  **{('torch', name): dtype for name, dtype in {**_STORAGES, **_SHORT}.items()},
 }
 
 
@@ -323,7 +337,11 @@ def _read_legacy(file: BinaryIO) -> Any:
 def _read_safetensors(file: BinaryIO) -> dict[str, np.ndarray]:
   header = json.loads(_exactly(file, int.from_bytes(file.read(8), 'little')))
   header.pop('__metadata__', None)
-  data = file.read(_MOST_BYTES)
+  here = file.tell()
+  if file.seek(0, 2) - here > _MOST_BYTES:
+    raise errors.UsageError(f'its arrays take more than {_MOST_BYTES:,} bytes')
+  file.seek(here)
+  data = file.read()
   places = [entry['data_offsets'] for entry in header.values()]
   if not all(0 <= start <= end <= len(data) for start, end in places):
     raise errors.UsageError('an array reaches beyond the file')
@@ -359,7 +377,11 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
   if isinstance(content, list | tuple) and content:
     content = {f'arr_{i}': each for i, each in enumerate(content)}
   if not is_one(content):
-    found = {name: value for name, value in content.items() if is_one(value)} if isinstance(content, dict) else {}
+    entries = content if isinstance(content, dict) else {}
+    found = {name: value for name, value in entries.items() if is_one(value)}
+    others = [str(name) for name, value in entries.items() if not isinstance(value, _Tensor | np.ndarray)]
+    if not found and 0 < len(others) < len(entries):
+      raise errors.UsageError(f'beside tensors it holds {errors.some(others)}, which is none: save the tensors alone')
     if len(found) != 1:
       names = f': {", ".join(map(str, found))}' if found else ''
       raise errors.UsageError(f'it holds {len(found)} sets of tensors{names}; save the state_dict() of the network')

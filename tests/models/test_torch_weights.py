@@ -74,13 +74,14 @@ def dictionary(items):
   return b'}(' + b''.join(word(name) + value for name, value in items.items()) + b'u'
 
 
-def view(storage, count, key, offset, shape, stride, legacy=False):
-  """Returns the pickle of a tensor that views `count` values of the storage called `key`."""
+def view(storage, count, key, offset, shape, stride, legacy=False, function='_rebuild_tensor_v2', more=()):
+  """Returns the pickle of a tensor that views `count` values of the storage called `key`; `more` are last arguments."""
   extra = [b'N'] if legacy else []
-  entry = group(word('storage'), f'ctorch\n{storage}\n'.encode(), word(key), word('cpu'), number(count), *extra) + b'Q'
+  kind = f'c{"torch.storage" if storage == "UntypedStorage" else "torch"}\n{storage}\n'.encode()
+  entry = group(word('storage'), kind, word(key), word('cpu'), number(count), *extra) + b'Q'
   sizes = [group(*map(number, sizes)) for sizes in (shape, stride)]
   hooks = called('collections', 'OrderedDict')
-  return called('torch._utils', '_rebuild_tensor_v2', entry, number(offset), *sizes, b'\x89', hooks)
+  return called('torch._utils', function, entry, number(offset), *sizes, b'\x89', hooks, *more)
 
 
 def tensors(arrays, legacy=False):
@@ -175,6 +176,26 @@ def test_a_tensor_may_be_a_transposed_part_of_a_shared_storage(tmp_path):
   assert found['brain'].tolist() == [-3]
 
 
+@pytest.mark.parametrize('name', ['float8_e4m3fn', 'float8_e5m2'])
+def test_short_floats_in_a_storage_of_bytes(name, tmp_path):
+  values = jnp.asarray([0.25, -2, 1.5, 8], getattr(jnp, name))
+  kind = {'function': '_rebuild_tensor_v3', 'more': [f'ctorch\n{name}\n'.encode()]}
+  path, storages = tmp_path / 'weights.pt', {'0': np.asarray(values).tobytes()}
+  path.write_bytes(zipped(dictionary({'w': view('UntypedStorage', 4, '0', 1, (3,), (1,), **kind)}), storages))
+  found = torch_weights.read(path)['w']
+  assert found.dtype == values.dtype and found.tolist() == [-2, 1.5, 8]
+  path.write_bytes(zipped(dictionary({'w': view('HalfStorage', 2, '0', 0, (2,), (1,), **kind)}), storages))
+  with pytest.raises(errors.UsageError, match=rf'has the type .*{name}.* in a storage of another one'):
+    torch_weights.read(path)
+
+
+def test_a_file_with_more_than_is_read_is_not_called_damaged(tmp_path, monkeypatch):
+  path = written('safetensors', {'w': np.zeros(100, np.float32)}, tmp_path)
+  monkeypatch.setattr(torch_weights, '_MOST_BYTES', 300)
+  with pytest.raises(errors.UsageError, match='its arrays take more than 300 bytes'):
+    torch_weights.read(path)
+
+
 def test_a_checkpoint_may_hold_its_weights_beside_plain_values(tmp_path):
   pickles, storages = tensors({'w': np.float32([1, 2])})
   path = tmp_path / 'checkpoint.pt'
@@ -194,6 +215,17 @@ def test_a_checkpoint_may_hold_its_weights_beside_plain_values(tmp_path):
     (b'\x89PNG and so on', 'no file of torch.save'),
     (zipped(b'}', {}), '0 sets of tensors'),
     (zipped(b'}', {})[:-30], 'BadZipFile'),
+    (
+      zipped(dictionary({'w': view('FloatStorage', 1, '0', 0, (1,), (1,)), 'epoch': number(3)}), {'0': bytes(4)}),
+      'beside tensors it holds epoch, which is none: save the tensors alone',
+    ),
+    (
+      zipped(
+        dictionary({'w': view('FloatStorage', 1, '0', 0, (1,), (1,), more=[dictionary({'neg': b'\x88'})])}),
+        {'0': bytes(4)},
+      ),
+      r"has {'neg': True}, as a view by conj\(\) has",
+    ),
     (zipped(dictionary({'w': view('FloatStorage', 9, '0', 0, (9,), (1,))}), {'0': bytes(8)}), 'ValueError'),
     (zipped(b'}(X', {}), 'UnpicklingError|EOFError'),
     (zipped(dictionary({'w': view('FloatStorage', 10, '0', 0, (11,), (1,))}), {'0': bytes(40)}), 'beyond its storage'),

@@ -99,9 +99,11 @@ def _array(name: str, value: Any) -> np.ndarray:
   """Returns a tensor as an array of NumPy; one of PyTorch is known by its methods, so that PyTorch is not imported."""
   if getattr(value, 'is_quantized', False) is True:
     raise errors.UsageError(f'the tensor {name} is quantised: give its dequantize()')
+  if getattr(value, 'is_meta', False) is True:
+    raise errors.UsageError(f'the tensor {name} is on the device meta, where it has no values')
   if callable(getattr(value, 'detach', None)):
     value = value.detach().cpu()
-    value = value.float() if 'bfloat16' in str(value.dtype) else value
+    value = value.float() if any(short in str(value.dtype) for short in ('bfloat16', 'float8')) else value
   found = errors.host_array(f'the tensor {name}', value)
   if found.dtype.kind not in 'fiub' and not jnp.issubdtype(found.dtype, jnp.floating):
     raise errors.UsageError(f'the tensor {name} is {found.dtype}, expected numbers')
