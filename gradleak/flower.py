@@ -350,7 +350,7 @@ def _called(
     raise errors.UsageError(f'the client returned an error: {reply.error.reason}')
   exchange = Exchange(sent, _arrays(reply), _facts(message, reply))
   for name, value in exchange.facts.items():
-    if name.replace('_', '-').endswith('num-examples') and value != number:
+    if name.replace('_', '-') == 'num-examples' and value != number:  # not 'val-num-examples'
       raise errors.UsageError(
         f'the client says that it trained on {value:g} samples, and client_fn was given {number}: it must train on '
         'these alone'

@@ -46,8 +46,8 @@ def frozen_statistics():
   return normed().eval()
 
 
-def app(images, labels, mods=(), **settings):
-  """Returns the quickstart's `ClientApp`, which trains on these samples."""
+def app(images, labels, mods=(), metrics=None, **settings):
+  """Returns the quickstart's `ClientApp`, which trains on these samples and replies with more metrics."""
   from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
   from flwr.clientapp import ClientApp
 
@@ -58,8 +58,8 @@ def app(images, labels, mods=(), **settings):
     net = Net()
     net.load_state_dict(message.content['arrays'].to_torch_state_dict())
     train(net, images, labels, **{'lr': message.content['config'].get('lr', 0.01), **settings})
-    metrics = MetricRecord({'num-examples': len(images)})
-    return Message(RecordDict({'arrays': ArrayRecord(net.state_dict()), 'metrics': metrics}), reply_to=message)
+    replied = MetricRecord({'num-examples': len(images), **(metrics or {})})
+    return Message(RecordDict({'arrays': ArrayRecord(net.state_dict()), 'metrics': replied}), reply_to=message)
 
   return made
 

@@ -291,6 +291,10 @@ def test_tied_weights_stand_where_the_state_dict_has_them():
     flower.update_of(flower.Exchange(sent, given, {}), model)
 
 
+def test_a_client_may_count_other_samples_too(network):
+  assert audited(network, metrics={'val-num-examples': 7, 'val_num_examples': 7}).agrees
+
+
 def test_clients_that_are_not_understood_are_refused(network, tmp_path):
   for client, match in (
     (lambda x, y: 3, 'expected a ClientApp'),
