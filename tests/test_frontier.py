@@ -196,6 +196,16 @@ def test_the_server_takes_its_rate_momentum_and_tau(tau):
   np.testing.assert_allclose(server.update(gradient, state)[0], -0.5 * 1.9 * gradient, rtol=1e-6)
 
 
+@pytest.mark.long
+def test_the_rate_of_the_server_is_by_default_one_that_its_optimizer_trains_with(call, tmp_path):
+  """Adam at a rate of 1 moves each weight by 1 in the first round, and leaves the model at chance."""
+  adam, sgd = (
+    call[0](**UNATTACKED, defenses=[None], workdir=tmp_path / one, server=one, rounds=6) for one in ('adam', 'sgd')
+  )
+  assert (adam.config['server_learning_rate'], sgd.config['server_learning_rate']) == (0.1, 1.0)
+  assert adam.trained['none'].rows[-1]['accuracy'] >= 0.5
+
+
 def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkeypatch, tmp_path):
   monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
 

@@ -207,9 +207,10 @@ class _Walk:
         held = values[1].axes[options['dimension_numbers'].rhs_spec[0] if native else 0]
         if held is not None:
           self._put(values[1].path, Order(1 - held))
-        axes = [values[1].axes[axis] for axis in options['dimension_numbers'].rhs_spec] if native else [None]
-        if None not in axes:
-          self.kernels[values[1].path] = Kernel(tuple(axes), max(options['lhs_dilation']) > 1)
+        axes = [values[1].axes[axis] for axis in options['dimension_numbers'].rhs_spec] if native else []
+        known = tuple(axis for axis in axes if axis is not None)
+        if native and len(known) == len(axes):
+          self.kernels[values[1].path] = Kernel(known, max(options['lhs_dilation']) > 1)
       return [self.fresh(shapes[0], channel, self._reshaped(first))]
     if name == 'concatenate':
       return [self._joined(values, equation.invars, options['dimension'], shapes[0])]

@@ -43,9 +43,10 @@ from gradleak.models.model import outputs_shape
 
 Samples = tuple[np.ndarray, np.ndarray]
 SERVERS: dict[str, Callable[['FrontierSettings'], optax.GradientTransformation]] = {
-  'sgd': lambda given: optax.sgd(given.server_learning_rate, given.server_momentum or None),
-  'adam': lambda given: optax.adam(given.server_learning_rate, eps=given.server_tau),
+  'sgd': lambda given: optax.sgd(given.server_rate, given.server_momentum or None),
+  'adam': lambda given: optax.adam(given.server_rate, eps=given.server_tau),
 }
+_RATES = {'sgd': 1.0, 'adam': 0.1}  # by default; a step of Adam moves each weight by about its rate
 _OF_ONE_SERVER = {'server_momentum': 'sgd', 'server_tau': 'adam'}
 WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
@@ -75,7 +76,9 @@ class FrontierSettings:
     **_COUNT,
   )
   server: str = setting('sgd', "The server's optimizer: sgd or adam (FedAdam).", **_SERVER, choices=tuple(SERVERS))
-  server_learning_rate: float = setting(1.0, 'Its learning rate.', **_SERVER, low=1e-12, finite=True)
+  server_learning_rate: float | None = setting(
+    None, 'Its learning rate; 1 of sgd and 0.1 of adam by default.', **_SERVER, low=1e-12, finite=True
+  )
   server_momentum: float = setting(0.0, 'Its momentum, of sgd.', **_SERVER, low=0, high=1)
   server_tau: float = setting(
     1e-3,
@@ -105,6 +108,11 @@ class FrontierSettings:
   trials: int = setting(4, 'Samples that are attacked under each defense.', **_ATTACKS, **_COUNT)
   controls: int = setting(32, 'Null-gradient runs per attack that define success.', **_ATTACKS, **_COUNT)
   steps: int | None = setting(1000, 'Steps of searches that do not set their own.', **_ATTACKS, **_COUNT)
+
+  @property
+  def server_rate(self) -> float:
+    """The learning rate of the server, given or by default."""
+    return self.server_learning_rate or _RATES[self.server]
 
 
 _UNATTACKED = {  # of a training after whose rounds nothing is attacked
@@ -280,7 +288,11 @@ def frontier(
         f'{name} is {value!r}, and the server takes {given.server}: leave it at {getattr(defaults, name):g}, or give '
         f'server={server}'
       )
-  given = dataclasses.replace(given, evaluate_every=given.evaluate_every or max(1, given.rounds // MEASUREMENTS))
+  given = dataclasses.replace(
+    given,
+    evaluate_every=given.evaluate_every or max(1, given.rounds // MEASUREMENTS),
+    server_learning_rate=given.server_rate,
+  )
   key = errors.check_key('key', key, traced=False)
   errors.check_instance('scenario', scenario, Scenario, 'a gradleak.Scenario')
   client, shape = scenario.client, scenario.samples.shape[1:]
