@@ -71,10 +71,13 @@ class Recorder(_Filter):  # type: ignore[misc]
 
 
 def _added(sent: dict[str, np.ndarray], moved: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns weights of which the differences to what was sent are given."""
+  """Returns weights of which the differences to what was sent are given, in a precision that keeps these."""
   if odd := [name for name, value in moved.items() if name not in sent or sent[name].shape != value.shape]:
     raise errors.UsageError(
       f'the result holds differences that fit no weights of the task: {errors.some(odd)}, and the task has '
       f'{errors.some(list(sent))}'
     )
-  return {name: sent[name] + value for name, value in moved.items()}
+  return {
+    name: sent[name] + (value if value.dtype.kind in 'iub' else value.astype(np.float64))
+    for name, value in moved.items()
+  }

@@ -52,6 +52,18 @@ def test_weights_and_differences_are_recorded_as_weights(tmp_path, kind):
     np.testing.assert_array_equal(found[0].returned[name], value + 0.5)
 
 
+@pytest.mark.parametrize('dtype', [np.float32, np.float16])
+def test_differences_keep_their_digits(tmp_path, dtype):
+  """A sum in the precision of the weights rounds differences to multiples of theirs, and small ones to 0."""
+  before, after = recorders(tmp_path)
+  moved = {name: np.full(value.shape, 1e-7, dtype) for name, value in WEIGHTS.items()}
+  before.process(shareable({name: value.astype(dtype) + 1 for name, value in WEIGHTS.items()}), Context('site-1'))
+  after.process(shareable(moved, 'WEIGHT_DIFF'), Context('site-1'))
+  (found,) = read(tmp_path)
+  for name, value in moved.items():
+    np.testing.assert_allclose(found.returned[name] - found.sent[name], value, rtol=1e-6)
+
+
 def test_a_result_without_its_task_and_quantised_weights_are_refused(tmp_path):
   before, after = recorders(tmp_path)
   with pytest.raises(errors.UsageError, match='no recorder saw the task of round 2'):
