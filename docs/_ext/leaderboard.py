@@ -131,11 +131,12 @@ def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   """Returns what the leaderboard found, in Markdown, a line for each: README.md holds them word for word."""
   newest = [entry for task in _newest(entries) for entry in task]
-  of = {(one['task']['dataset'], one['text']): one for one in sorted(newest, key=lambda one: one['trials'])}
-  noisy, outpost = of['mnist', 'gaussian(stddev=0.2)'], of['mnist', 'outpost']
-  faces = [text for (data, text), entry in of.items() if data == 'faces' and text != 'none' and _shown(entry) == 1]
+  of = {(_of_model(one), one['text']): one for one in sorted(newest, key=lambda one: one['trials'])}
+  digits, people, colour = [(data, 'lenet') for data in ('mnist', 'faces', 'cifar10')]
+  noisy, outpost = of[digits, 'gaussian(stddev=0.2)'], of[digits, 'outpost']
+  faces = [text for (task, text), entry in of.items() if task == people and text != 'none' and _shown(entry) == 1]
   named = _ranked(entry for entry in entries.values() if entry['task']['model'].startswith('resnet20'))
-  seen, undone = max(named.values(), key=lambda one: one['n']), of['faces', faces[0]]['honest']['n']
+  seen, undone = max(named.values(), key=lambda one: one['n']), of[people, faces[0]]['honest']['n']
   every = [one for one in named.values() if one['identified'] == one['n'] == seen['n']]
   fewer = [f'{one["identified"]} of {one["n"]} under `{text}`' for text, one in named.items() if one not in every]
   assert len(every) > len(fewer)
@@ -149,7 +150,7 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
     f'an upload names each among {seen["candidates"]} others, under each of {len(every)} defenses.'
     + (f' It finds {listed(fewer)}.' if fewer else ''),
-    _in_colour([entry for entry in entries.values() if _of_model(entry) == ('cifar10', 'lenet')]),
+    _in_colour([entry for (task, _), entry in of.items() if task == colour]),
   ]
 
 
@@ -160,11 +161,12 @@ def _of_model(entry: Mapping[str, Any]) -> tuple[str, str]:
 def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
   """Returns which defenses hide all colour images or none, and what those that hide all cost at least."""
   defended = sorted((entry for entry in entries if entry['defense'] != 'none'), key=lambda one: one['text'])
+  (number,) = {entry['honest']['n'] for entry in defended}
   grouped = together((_shown(entry), entry) for entry in defended)
   none, every = (listed(_strengths([one['text'] for one in grouped[share]])) for share in (1.0, 0.0))
   least = min(min(entry['cost']['interval']) for entry in grouped[0.0])
   return (
-    f'**All of {defended[0]["honest"]["n"]} colour images stay recognisable** to a curious server '
+    f'**All of {number} colour images stay recognisable** to a curious server '
     f'(CIFAR-10, LeNet), under {none}. Under {every} none does; these cost at least {least:.1f} points of accuracy.'
   )
 

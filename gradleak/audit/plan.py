@@ -111,10 +111,7 @@ def plan(
 
 
 def _check_question(given: AuditSettings, only: Any, classes: np.ndarray) -> None:
-  """Raises `UsageError` for more than one question, for the terms of none, and for one beside a choice of trials.
-
-  So it does for one about samples that are sorted by their `classes`.
-  """
+  """Raises `UsageError` for two questions, the terms of none, and one beside a choice of trials or a sorted order."""
   if given.decide is not None and given.within is not None:
     raise errors.UsageError('decide and within are two questions: an audit stops at the answer to one, take either')
   if given.sequential and only is not None:

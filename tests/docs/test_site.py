@@ -417,6 +417,26 @@ def test_tasks_have_a_figure_and_what_is_not_counted(extensions, tmp_path):
   assert all((tmp_path / one).read_bytes().startswith(b'\x89PNG') for one in pictures)
 
 
+def test_findings_follow_from_their_entries(extensions):
+  from gradleak.studies.autoleak import leaderboard
+
+  findings = extensions('leaderboard').findings
+  entries = leaderboard.read(ROOT / 'results' / 'leaderboard')
+  before = findings(entries)
+  name, seen = next(
+    (name, one)
+    for name, one in entries.items()
+    if (one['task']['dataset'], one['task']['model'], one['text']) == ('cifar10', 'lenet', 'outpost')
+  )
+  other = {**seen, 'task': {**seen['task'], 'model': 'cnn'}}  # another network on the same images
+  assert findings({**entries, 'other': other}) == before
+  levels = [{**one, 'count': 3} for one in seen['honest']['levels']]
+  assert '`outpost`' in before[-1]
+  assert '`outpost`' not in findings({**entries, name: {**seen, 'honest': {**seen['honest'], 'levels': levels}}})[-1]
+  with pytest.raises(ValueError, match='unpack'):  # a sentence for all needs one number of uploads
+    findings({**entries, name: {**seen, 'trials': 400, 'honest': {**seen['honest'], 'n': 400}}})
+
+
 def test_defenses_of_one_name_stand_together_in_the_findings(extensions):
   texts = ['a(x=1)', 'b(y=1)', 'b(y=2)', 'c']
   assert extensions('leaderboard')._strengths(texts) == ['`a(x=1)`', '`b` at 2 strengths', '`c`']
