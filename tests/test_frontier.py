@@ -184,6 +184,26 @@ def test_attacks_before_the_first_round_are_added_to_trainings(call, monkeypatch
   assert added.trained['none'].rows == without.trained['none'].rows
 
 
+def test_a_training_is_found_again_where_the_list_of_defenses_has_another_order(call, monkeypatch, tmp_path):
+  monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
+  folder, small = tmp_path / 'new', topk(ratio=0.1)
+  first = call[0](defenses=[None, small], workdir=folder, attack_every=0)
+  written = {path: path.stat().st_mtime_ns for path in folder.glob('*/rounds.jsonl')}
+  second = call[0](defenses=[topk(ratio=0.2), small, None], workdir=folder, attack_every=0)
+  assert len(written) == 2 and written == {path: path.stat().st_mtime_ns for path in written}
+  assert {label: second.trained[label].rows for label in first.trained} == {
+    label: one.rows for label, one in first.trained.items()
+  }
+  assert frontier._folders(folder, list(second.trained)) == json.loads((folder / frontier.TRAININGS).read_text())
+
+
+def test_labels_that_are_written_alike_have_folders_of_their_own(tmp_path):
+  (tmp_path / '00-a-1e-3').mkdir()
+  (tmp_path / '00-a-1e-3' / 'config.json').write_text('{"defense": "a(1e-3)"}')
+  found = frontier._folders(tmp_path, ['a(1e+3)', 'b', 'a(1e-3)'])
+  assert found == {'a(1e+3)': '01-a-1e-3', 'b': '01-b', 'a(1e-3)': '00-a-1e-3'}
+
+
 @pytest.mark.parametrize('tau', [1e-3, 1e-8])
 def test_the_server_takes_its_rate_momentum_and_tau(tau):
   given = frontier.FrontierSettings(server='adam', server_learning_rate=0.01, server_tau=tau)

@@ -47,7 +47,7 @@ class Federation:
     partition: an array of indices into them for each client.
     per_round: clients that are drawn for a round.
     server: optax optimizer of the global model, on the mean gradient, or the negative of the mean delta: SGD of rate 1
-      is FedAvg, Adam is FedAdam (Reddi et al. 2021).
+      is FedAvg, Adam is FedAdam (Reddi et al. 2021) with Adam's correction of the bias.
     chain: defenses at the server, on the mean upload before its optimizer; they receive `key=`, `num_clients=` and
       `weights=`, float32 [K] with sum 1: the clients' portions of the mean, 0 for those that did not answer. Without
       `server_noise` they also receive `uploads=`, those of the mean, [K, …].

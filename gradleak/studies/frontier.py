@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import sys
@@ -26,6 +27,7 @@ from gradleak.core.storage import (
   description,
   folder_name,
   json_lines,
+  read_json,
   read_json_lines,
   seal,
   write_atomically,
@@ -75,7 +77,13 @@ class FrontierSettings:
     **_TRAINING,
     **_COUNT,
   )
-  server: str = setting('sgd', "The server's optimizer: sgd or adam (FedAdam).", **_SERVER, choices=tuple(SERVERS))
+  server: str = setting(
+    'sgd',
+    "The server's optimizer: sgd or adam: FedAdam with Adam's β (0.9, 0.999) and correction of the bias; "
+    'Reddi et al. (2021) have 0.99 and no correction.',
+    **_SERVER,
+    choices=tuple(SERVERS),
+  )
   server_learning_rate: float | None = setting(
     None, 'Its learning rate; 1 of sgd and 0.1 of adam by default.', **_SERVER, low=1e-12, finite=True
   )
@@ -360,7 +368,8 @@ def _run(
   folder: pathlib.Path,
 ) -> Frontier | None:
   """Trains under each defense, then audits all of them before the first round; returns None of a share."""
-  trained, folders, leakage, audits = {}, {}, [], {}
+  trained, leakage, audits = {}, [], {}
+  folders = _folders(folder, [one.label for one in bound])
   rank, number = task.how.process
 
   def attacked(
@@ -383,7 +392,6 @@ def _run(
       continue
     if len(bound) > 1 and task.progress != 'none':
       print(f'{one.label}, {index + 1} of {len(bound)}', file=sys.stderr, flush=True)
-    folders[one.label] = folder_name(index, one.label)
     place_ = folder / folders[one.label]
     after = _after_rounds(task, one, place_, attacked) if before is not None else None
     trained[one.label] = _train(task, one, place_, after)
@@ -406,6 +414,21 @@ def _run(
     audits = {'before the first round, all defenses': 'audit', **audits}
   leakage = sorted(leakage, key=lambda leak: leak.round)
   return Frontier(task.config, trained, rows, leakage, audits, methods, task.partition, _kinds(task))
+
+
+def _folders(folder: pathlib.Path, labels: list[str]) -> dict[str, str]:
+  """Returns label -> the name of its folder: of an earlier call, whose list may have been another, or a new one."""
+  owners = {}
+  for path in sorted(folder.glob('[0-9][0-9]*-*/config.json')):
+    owners[path.parent.name] = read_json(path, 'restore it, or remove the folder to train anew', dict).get('defense')
+  found = {}
+  for index, label in enumerate(labels):
+    names = (folder_name(number, label) for number in itertools.count(index))
+    own = [name for name, owner in owners.items() if owner == label]
+    new = next(name for name in names if owners.get(name, label) == label)  # another label may be written alike
+    found[label] = new if new in own or not own else own[0]
+    owners[found[label]] = label
+  return found
 
 
 def _defenses(bound: list[Labelled]) -> dict:
