@@ -107,11 +107,8 @@ def _price():
 
   task = costs.task_of(_GIVEN.costs)
 
-  def trained(entry):
-    given = {**entry['task'], **entry['task']['more']}
-    return all(given.get(part) == value for part, value in task.items())
-
-  same = list(filter(trained, leaderboard.read(_GIVEN.folder).values()))
+  entries = leaderboard.read(_GIVEN.folder).values()
+  same = [entry for entry in entries if task.items() <= costs.task_of_entry(entry).items()]
   if not same:
     raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task that was trained in {_GIVEN.costs}')
   found = _of_training(task)

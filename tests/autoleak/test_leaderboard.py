@@ -259,6 +259,26 @@ def test_an_entry_that_differs_is_not_overwritten(made, tmp_path):
   assert leaderboard.read(tmp_path)[path.stem] == costly
 
 
+def test_an_entry_has_the_cost_of_its_defense_under_other_numbers_of_uploads(tmp_path):
+  def entry(cost=None, **changes):
+    runs = leaderboard.entries(found(**changes), COMMAND, {PRUNE: cost} if cost else {})
+    return next(one for one in runs if one['defense'] == PRUNE)
+
+  first, second = (1.5, 'a training'), (2.5, 'another')
+  leaderboard.add(tmp_path, entry(first))
+  more = {'none': ['exact'] * 3, PRUNE: ['exact'] * 3}
+
+  def added(**changes):
+    return json.loads(leaderboard.add(tmp_path, entry(**changes)).read_text())['cost']
+
+  assert added(verdicts=more) == added(verdicts=more) == {'points': 1.5, 'source': 'a training'}
+  assert added(model='cnn') is None  # another task
+  leaderboard.add(tmp_path, entry(second, verdicts=more), replace=True)
+  assert added(seed=1) is None  # the two disagree
+  leaderboard.add(tmp_path, entry(verdicts=more), replace=True)
+  assert added(verdicts=more) == {'points': 2.5, 'source': 'another'}  # its own stays
+
+
 def test_an_entry_of_a_run_that_went_on_is_the_same_but_for_its_seconds(made, tmp_path):
   """A run of more defenses in the same folder has the rows of the former ones."""
   path = leaderboard.add(tmp_path, made[PRUNE])

@@ -125,6 +125,11 @@ def task_of(workdir: Any) -> dict[str, Any]:
   return _task(_trainings(workdir)['none'].config)
 
 
+def task_of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the task of an entry of a leaderboard, in the parts that `task_of` has."""
+  return _task({**entry['task'], **entry['task']['more']})
+
+
 def _task(config: Mapping[str, Any]) -> dict[str, Any]:
   return {part: config.get(part) for part in SAME} | {part: config[part] for part in SAID if part in config}
 

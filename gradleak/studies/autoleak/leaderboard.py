@@ -25,7 +25,7 @@ from gradleak.core.storage import (
 )
 from gradleak.modalities import Piece, of_config
 from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
-from gradleak.studies.autoleak.costs import Cost
+from gradleak.studies.autoleak.costs import Cost, task_of_entry
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of
 from gradleak.studies.identification import EXACT, Identification, IdentificationSettings
 from gradleak.summary import cases, worst
@@ -284,16 +284,17 @@ def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = F
   Args:
     folder: of the leaderboard; made if it does not exist.
     entries: such as `entries` makes. All may be of other weights than those of their task that they replace.
-    replace: whether one of the same name that differs is overwritten. Its accuracy cost stays where the new one has
-      none: that is of a training, not of the run. One that differs in seconds alone stays as it is.
+      One without an accuracy cost takes that of the entries of its defense, model and data, however many uploads
+      these have: costs are of trainings, not of runs.
+    replace: whether one of the same name that differs is overwritten. One that differs in seconds alone stays.
 
   Raises:
     UsageError: if there is one that differs, and it is not to be replaced; and where entries of one task would be of
       different weights, samples or galleries. Then none is written.
   """
   made = [checked(errors.check_json('entry', entry), 'the entry') for entry in entries]
-  named = {made_folder(folder) / f'{name(entry)}.json': entry for entry in made}
-  held = {path: _read(path) for path in pathlib.Path(folder).glob('*.json')}
+  held = {path: _read(path) for path in made_folder(folder).glob('*.json')}
+  named = {pathlib.Path(folder) / f'{name(entry)}.json': _with_known_cost(entry, held) for entry in made}
   _check_fingerprints({path.stem: entry for path, entry in {**held, **named}.items()})
   for path, entry in named.items():
     then, now = _timeless(held.get(path, entry)), _timeless(entry)
@@ -301,11 +302,18 @@ def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = F
     if differing and not replace:
       raise errors.UsageError(f'{path} holds an entry that differs in {", ".join(differing)}: replace it, or keep it')
   for path, entry in named.items():
-    cost = held[path]['cost'] if path in held and entry['cost'] is None else entry['cost']
-    whole = {**entry, 'cost': cost}
-    if path not in held or _timeless(held[path]) != _timeless(whole):
-      write_atomically(path, json.dumps(whole, indent=1, ensure_ascii=False) + '\n')
+    if path not in held or _timeless(held[path]) != _timeless(entry):
+      write_atomically(path, json.dumps(entry, indent=1, ensure_ascii=False) + '\n')
   return list(named)
+
+
+def _with_known_cost(entry: Mapping[str, Any], held: Mapping[pathlib.Path, Mapping[str, Any]]) -> Mapping[str, Any]:
+  """Returns an entry with its cost, that of its file, or that which all of its defense, model and data agree on."""
+  of = entry['text'], task_of_entry(entry)
+  known = {path.stem: one['cost'] for path, one in held.items() if (one['text'], task_of_entry(one)) == of}
+  costs = [cost for cost in (entry['cost'], known.get(name(entry)), *known.values()) if cost]
+  settled = entry['cost'] or known.get(name(entry)) or all(cost == costs[0] for cost in costs)
+  return {**entry, 'cost': costs[0]} if costs and settled else entry
 
 
 def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
