@@ -258,6 +258,20 @@ def test_a_comparison_has_a_margin_or_a_bound(claim, said):
 
 
 @pytest.mark.parametrize(
+  'claim',
+  [
+    Ordered('digits | GC | ssim', '0.1'),
+    Ordered('0.1', 'digits | GC | ssim'),
+    Ordered('digits | GC | psnr', 'digits | DP | psnr'),
+    Ordered('digits | GC | psnr', '6.5', 1.0, alike=True),
+  ],
+)
+def test_figures_of_two_trials_decide_no_claim(claim):
+  few = [outcome(*values)._replace(low=None, high=None) for values in ((6, 7), (0.02, 0.03))]
+  assert claims.judged(toy(CELLS), (*WORKS, *few, *SEEN), 'paper', [claim]) == {claim: 'undecided'}
+
+
+@pytest.mark.parametrize(
   ('claim', 'works', 'fails'),
   [
     (Ordered('0.1', 'digits | none | ssim'), 'does not hold', 'undecided'),  # it leaks
