@@ -652,18 +652,20 @@ def strongest(rows: list[dict]) -> list[dict]:
 def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:
   """Returns the rows of a cell's run; with those of the run `minus`, 'psnr_gain' is a trial's PSNR less that one's.
 
-  'over_control' is a trial's PSNR less that of the control pool.
+  'over_control' is a trial's PSNR less that of the control pool; None where there is none for it.
   """
   found = rows[cell.run]
+
+  def less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
   if cell.metric == 'over_control':
-    return [
-      {**row, 'over_control': None if row['psnr'] is None else row['psnr'] - row['control_psnr']} for row in found
-    ]
+    return [{**row, 'over_control': less(row['psnr'], row['control_psnr'])} for row in found]
   if cell.minus is None:
     return found
   before = {(row['defense'], row['adaptive'], row['trial']): row['psnr'] for row in rows[cell.minus]}
   pairs = [(row, row['psnr'], before[row['defense'], row['adaptive'], row['trial']]) for row in found]
-  return [{**row, 'psnr_gain': None if None in (now, old) else now - old} for row, now, old in pairs]
+  return [{**row, 'psnr_gain': less(now, old)} for row, now, old in pairs]
 
 
 def duration(seconds: float) -> str:
