@@ -195,13 +195,15 @@ def unmeasured(found: Outcome) -> bool:
 def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[float, float] | None:
   """Returns the interval of our figure, None where there is none; of few trainings, what they leave open.
 
-  Another confidence than 0.95 widens it as Student's t does. Its degrees of freedom are the trials with a figure, less
-  one.
+  It is infinite where the noise of a figure is not known, see `unmeasured`. Another confidence than 0.95 widens it as
+  Student's t does. Its degrees of freedom are the trials with a figure, less one.
   """
   if found.mean is None:
     return None
   if single(cell, found):
     return found.open or (found.mean - ONE_TRAINING, found.mean + ONE_TRAINING)
+  if unmeasured(found):
+    return -math.inf, math.inf
   if found.low is None or found.high is None:
     return found.mean, found.mean
   freedom = (found.trainings or len(found.values) or found.n) - 1
@@ -376,8 +378,10 @@ def _pair(one: str, other: str, column: str) -> list[tuple[tuple[str, str, str],
 
 
 def _interval(cell: Cell, found: Outcome, shown: str) -> tuple[float, float] | None:
-  """Returns the interval of our figure or of the 'paper'’s, None where there is none."""
-  return paper_interval(cell) if shown == 'paper' else interval(cell, found)
+  """Returns the interval of our figure or of the 'paper'’s, None where there is none, or its noise is not known."""
+  if shown == 'paper':
+    return paper_interval(cell)
+  return None if unmeasured(found) else interval(cell, found)
 
 
 def _related(relation: str, one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:

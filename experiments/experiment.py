@@ -38,6 +38,7 @@ from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import remarks
 from gradleak.federated import simulation
+from gradleak.federated.chance import at_chance
 from gradleak.federated.earlier import earlier
 from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
@@ -232,7 +233,8 @@ class Run(Study):
       self.write(result, workdir)
     rows = result.rows
     if self.training is not None and self.training.tested:
-      network = called(result.config['training'], result.config['num_classes'])
+      tested = data.others[1][-self.training.tested :]
+      network = called(result.config['training'], result.config['num_classes'], tested)
       rows = [{**row, 'network': network} for row in rows]
     if not self.more:
       return rows
@@ -610,21 +612,29 @@ def kept(
   return after, before, reached
 
 
-def called(training: Mapping | None, num_classes: int) -> str:
+def called(training: Mapping | None, num_classes: int, targets: np.ndarray | None = None) -> str:
   """Returns what the network that was attacked is called; '' where no accuracy was measured.
 
-  It is 'trained' only with the accuracy that its `Training` states, and 'untrained' where its accuracy is within two
-  standard deviations of chance.
+  It is 'trained' only with the accuracy that its `Training` states, and 'untrained' where it is at chance, see
+  `federated.chance`.
+
+  Args:
+    training: the settings of its `Training`, and what that reached.
+    num_classes: number of classes.
+    targets: classes of the samples that it was tested on, of which the commonest one is chance; None where they are not
+      known.
   """
   if not training or 'accuracy_reached' not in training:
     return ''
-  found, chance = training['accuracy_reached'], 100 / num_classes
-  noise = 2 * math.sqrt(chance * (100 - chance) / training['tested'])
+  found = training['accuracy_reached']
+  row = {'accuracy': found / 100, 'tested': training['tested']}
+  if targets is not None:
+    row['majority_share'] = float(np.unique(targets, return_counts=True)[1].max() / len(targets))
   origin = f'after {training["rounds_done"]} rounds' if 'rounds_done' in training else f'with {training["weights"]}'
   told = f'{found:.1f} % accurate {origin}'
   if found >= training['accuracy']:
     return f'trained network, {told}'
-  return f'{UNTRAINED}, {told}' if found <= chance + noise else f'network {told}'
+  return f'{UNTRAINED}, {told}' if at_chance(row, num_classes) else f'network {told}'
 
 
 def strongest(rows: list[dict]) -> list[dict]:
@@ -642,18 +652,20 @@ def strongest(rows: list[dict]) -> list[dict]:
 def gains(cell: Cell, rows: Mapping[str, list[dict]]) -> list[dict]:
   """Returns the rows of a cell's run; with those of the run `minus`, 'psnr_gain' is a trial's PSNR less that one's.
 
-  'over_control' is a trial's PSNR less that of the control pool.
+  'over_control' is a trial's PSNR less that of the control pool; None where there is none for it.
   """
   found = rows[cell.run]
+
+  def less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
   if cell.metric == 'over_control':
-    return [
-      {**row, 'over_control': None if row['psnr'] is None else row['psnr'] - row['control_psnr']} for row in found
-    ]
+    return [{**row, 'over_control': less(row['psnr'], row['control_psnr'])} for row in found]
   if cell.minus is None:
     return found
   before = {(row['defense'], row['adaptive'], row['trial']): row['psnr'] for row in rows[cell.minus]}
   pairs = [(row, row['psnr'], before[row['defense'], row['adaptive'], row['trial']]) for row in found]
-  return [{**row, 'psnr_gain': None if None in (now, old) else now - old} for row, now, old in pairs]
+  return [{**row, 'psnr_gain': less(now, old)} for row, now, old in pairs]
 
 
 def duration(seconds: float) -> str:

@@ -102,8 +102,8 @@ def pictured(metric: str) -> bool:
 def nothing(line: Sequence[tuple[Cell, Outcome]]) -> bool:
   """Returns whether our reconstructions of a line show nothing: no success, and an SSIM or PSNR not beyond noise.
 
-  An SSIM is beyond it if its 95 % interval is above 0.1. Where there is no SSIM, a PSNR is if its mean is above that of
-  a run without the upload.
+  An SSIM is beyond it if its 95 % interval is above 0.1, or its mean where no interval is known. The best of several
+  pictures counts. Where there is no SSIM, a PSNR is if its mean is above that of a run without the upload.
 
   Args:
     line: the cells of one column and row, with their outcomes.
@@ -111,9 +111,9 @@ def nothing(line: Sequence[tuple[Cell, Outcome]]) -> bool:
   known = [(cell, one) for cell, one in line if one.mean is not None]
   if any(one.recovered for _, one in known):
     return False
-  ssims = [ends[0] for cell, one in known if cell.metric.endswith('ssim') and (ends := comparison.interval(cell, one))]
+  ssims = [one.mean if one.low is None else one.low for cell, one in known if cell.metric.endswith('ssim')]
   below = [one.mean <= one.control for cell, one in known if 'psnr' in cell.metric and one.control is not None]
-  return min(ssims) <= BLIND if ssims else bool(below) and all(below)
+  return max(ssims) <= BLIND if ssims else bool(below) and all(below)
 
 
 def printed_nothing(line: Sequence[tuple[Cell, Outcome]]) -> bool:

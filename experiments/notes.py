@@ -222,9 +222,9 @@ NOTES = (
   ),
   Note(
     'outpost_3_4',
-    'The paper’s csDLG had six times the steps and five times the starts. Where the undefended attack fails, the other '
-    'lines allow no conclusion about a defense.',
-    holds=(_published('csDLG | none | oracle_mse_unclipped'), _published('csDLG | none | oracle_ssim', below=True)),
+    'Undefended, csDLG has an SSIM of {csDLG | none | oracle_ssim} of the one batch that was attacked here, and of '
+    '{csDLG | none | oracle_ssim | paper} in the paper, with six times the steps and five times the starts. Where the '
+    'undefended attack fails, the other lines allow no conclusion about a defense.',
   ),
   Note(
     'outpost_4_readings',

@@ -133,6 +133,7 @@ class Method(NamedTuple):
 UNDEFENDED = Method()
 EVALUATIONS = 5  # of a training
 SPENT = 5.0  # seconds of measuring rounds with and without a defense, roughly
+REPEATS = 5  # of that at least
 
 
 @functools.cache  # one object, so that the server's step is compiled once
@@ -287,17 +288,25 @@ class Trainings(Study):
     return rows
 
   def rehearse(self, data_dir: str | None, ledger: Ledger) -> None:
-    """Runs every program of one round under each method. What is extrapolated counts once."""
+    """Runs every program of one round under each method. What is extrapolated counts as far as it is timed."""
     setting = prepare(self, data := self.load(data_dir), 0)
+
+    def round_of(one: simulation.Federation) -> simulation.State:
+      return simulation.run_round(one, simulation.start(one, setting.variables), setting.key)[0]
+
     for label, method in self.defenses.items():
-      trained = federation(self, setting, method)
-      turns = 1 if label in self.extrapolated else self.seeds * self.protocol.rounds
+      trained, apart = federation(self, setting, method), label in self.extrapolated
+      turns = 0 if apart else self.seeds * self.protocol.rounds
       ledger.lanes += turns * self.protocol.per_round
-      with ledger.times(turns):
-        state = simulation.start(trained, setting.variables)
-        state, _ = simulation.run_round(trained, state, setting.key)
-      with ledger.times(0 if label in self.extrapolated else self.seeds * EVALUATIONS):
-        simulation.accuracy(setting.client.model, state.variables, data.tested.samples, data.tested.targets)
+      if not apart:
+        with ledger.times(turns):
+          state = round_of(trained)
+        with ledger.times(self.seeds * EVALUATIONS):
+          simulation.accuracy(setting.client.model, state.variables, data.tested.samples, data.tested.targets)
+      for one, repeats in _timed(self, setting, trained, apart) if self.timed else ():
+        with ledger.times(1 + repeats):  # the first compiles
+          round_of(training.bare(one))
+          round_of(one)
 
   def outcome(self, cell: Cell, rows: list[dict]) -> Outcome:
     """Returns the `Outcome` of a cell among the rows of its run."""
@@ -501,6 +510,20 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
   return Trained(rounds, training.seconds_of_a_round(folder)), row
 
 
+def _timed(run, setting, whole, extrapolated):
+  """Returns (`Federation`, the least number of measurements of a round) of all that `_seconds` times."""
+  if not extrapolated:
+    return [(whole, REPEATS)]
+  size = min(run.protocol.local_batch_size, max(map(len, setting.parts)))
+  one = dataclasses.replace(
+    whole,
+    client=dataclasses.replace(whole.client, epochs=1),
+    partition=[max(setting.parts, key=len)[:size]],
+    per_round=1,
+  )
+  return [(dataclasses.replace(whole, client=setting.client), REPEATS), (one, 2)]
+
+
 def _seconds(run, setting, whole, extrapolated):
   """Returns the seconds of a round and those that the defense adds.
 
@@ -508,20 +531,14 @@ def _seconds(run, setting, whole, extrapolated):
   round, divided among the devices as `simulation` divides clients.
   """
   protocol = run.protocol
-  measured = dataclasses.replace(whole, client=setting.client) if extrapolated else whole
   start = setting.variables, setting.key
-  without, added = training.seconds_split(measured, *start, seconds=SPENT)
-  if extrapolated:
-    size = min(protocol.local_batch_size, max(map(len, setting.parts)))
-    one = dataclasses.replace(
-      whole,
-      client=dataclasses.replace(whole.client, epochs=1),
-      partition=[max(setting.parts, key=len)[:size]],
-      per_round=1,
-    )
-    steps = np.mean([math.ceil(len(part) / size) for part in setting.parts]) * protocol.local_epochs
+  (measured, repeats), *steps_of = _timed(run, setting, whole, extrapolated)
+  without, added = training.seconds_split(measured, *start, repeats=repeats, seconds=SPENT)
+  for one, repeats in steps_of:
+    (batch,) = one.partition
+    steps = np.mean([math.ceil(len(part) / len(batch)) for part in setting.parts]) * protocol.local_epochs
     turns = math.ceil(protocol.per_round / jax.local_device_count())
-    added = training.seconds_split(one, *start, repeats=2, seconds=0)[1] * float(steps) * turns
+    added = training.seconds_split(one, *start, repeats=repeats, seconds=0)[1] * float(steps) * turns
   return {
     'train_seconds': without,
     'defense_seconds': added,

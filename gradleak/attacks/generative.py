@@ -361,6 +361,9 @@ def in_turn(
     later: (number of a part, its steps) -> what moves it. Parts come in the order of their names; they share what is
       left of the steps, and the last goes on to the end.
     at, steps: of the first part, and of all.
+
+  Raises:
+    UsageError: when run, where the first part has no steps and labels are to be optimised, which it moves.
   """
 
   def split(dummy: dict) -> list[Tree]:
@@ -375,6 +378,11 @@ def in_turn(
     return list(map(optax.with_extra_args_support, made)), edges
 
   def init(dummy: dict) -> InTurn:
+    if at == 0 and 'logits' in dummy:
+      raise errors.UsageError(
+        'labels are optimised beside the latents, and latent_steps is 0: give the latents a step or more, or leave the '
+        'labels known or inferred'
+      )
     parts = split(dummy)
     made, _ = optimizers(len(parts) - 1)
     return InTurn(jnp.zeros((), jnp.int32), [one.init(part) for one, part in zip(made, parts, strict=True)])

@@ -229,6 +229,13 @@ def seconds_of_a_round(workdir: str | os.PathLike) -> float:
   return float(np.median(seconds[1:] or seconds or math.nan))
 
 
+def bare(federation: Federation) -> Federation:
+  """Returns a federation without the defenses of its clients and of its server."""
+  return dataclasses.replace(
+    federation, client=federation.client.undefended(), chain=simulation.NO_DEFENSE, server_noise=0.0
+  )
+
+
 def seconds_split(
   federation: Federation, variables: Mapping, key: jax.Array, repeats: int = 5, seconds: float = 3.0
 ) -> tuple[float, float]:
@@ -243,13 +250,11 @@ def seconds_split(
     repeats: the least number of measurements of each.
     seconds: the least total time of the measurements.
   """
-  bare = dataclasses.replace(
-    federation, client=federation.client.undefended(), chain=simulation.NO_DEFENSE, server_noise=0.0
-  )
+  undefended = bare(federation)
   pairs: list[list[float]] = []
   while len(pairs) <= repeats or sum(map(sum, pairs[1:])) < seconds:
     pair = []
-    for one in (bare, federation):
+    for one in (undefended, federation):
       state = simulation.start(one, variables)
       started = time.monotonic()
       jax.block_until_ready(simulation.run_round(one, state, key)[0].variables)

@@ -232,6 +232,18 @@ def test_the_second_optimizer_starts_where_the_first_ends():
   np.testing.assert_allclose(path, [(-1, 0), (-2, 0), (-2, -0.5), (-2, -1.45)], rtol=1e-6)
 
 
+def test_labels_need_a_step_of_the_latents_beside_which_they_move():
+  def made(at):
+    return generative.in_turn(optax.sgd(1.0), lambda number, length: optax.sgd(0.5), at, 4)
+
+  dummy = {'weights': {'latents': jnp.zeros(1), 'change': jnp.zeros(1)}, 'logits': jnp.zeros((1, 3))}
+  with pytest.raises(UsageError, match='latent_steps is 0'):
+    made(0).init(dummy)
+  assert made(0).init({'weights': dummy['weights']}).count == 0
+  updates, _ = made(1).update(jax.tree.map(jnp.ones_like, dummy), made(1).init(dummy), dummy)
+  assert (updates['logits'] == -1).all()
+
+
 def test_the_denoiser_is_a_force_without_its_own_slope():
   """Of a denoiser that halves what it gets, at the last level."""
   asked = []

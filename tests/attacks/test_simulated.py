@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from gradleak import Client, Knowledge, Observation, attacks, models
+from gradleak import Client, Knowledge, Observation, attacks, losses, models
 from gradleak.attacks.matching import search, simulation
 from gradleak.core import errors, trees
 
@@ -239,3 +239,23 @@ def test_an_approximation_has_the_scale_of_the_delta(problem):
   matching = attacks.dga(steps=1, match='approximation')(once).init.__self__
   observed = Observation(seen.variables, delta.update, seen.targets, Knowledge(share='delta'), SHAPE, CLASSES)
   assert float(matching.losses(observed, images, seen.targets)[1]) < 1e-6 * float(trees.squared_norm(delta.update))
+
+
+@pytest.mark.parametrize(
+  ('given', 'assumed', 'factor'),
+  [
+    ({'batch_size': 2}, {}, -0.05 * 4 / 2),  # four steps, each on half of the samples
+    ({'batch_size': None}, {}, -0.05 * 2),
+    ({'batch_size': 3, 'drop_last': True}, {}, -0.05 * 2 * 3 / 4),
+    ({'batch_size': None}, {'batch_size': 1}, -0.05 * 8 / 4),
+    ({'batch_size': 2, 'cohort': 2}, {}, -0.05 * 2 / 2),  # the mean of two clients
+  ],
+)
+def test_steps_of_a_summed_loss_have_the_part_of_their_batch(problem, given, assumed, factor, monkeypatch):
+  client, seen, images = problem
+  one = dataclasses.replace(client, loss=losses.cross_entropy(reduction='sum'), **given)
+  ones = jax.tree.map(jnp.ones_like, seen.variables['params'])
+  monkeypatch.setattr(simulation, 'shared_gradient', lambda *_: ones)
+  update = simulation.Simulation('approximation', **assumed).update(one, seen.variables, images, seen.targets)
+  for leaf in jax.tree.leaves(update):
+    np.testing.assert_allclose(leaf, factor, rtol=1e-5)

@@ -76,6 +76,12 @@ def test_a_gain_is_of_the_same_trial():
   assert machinery.gains(cell._replace(minus=None), rows) is rows['new']
 
 
+def test_a_trial_without_a_control_has_no_figure_over_it():
+  cell = Cell('faces', 'none', 'over_control', 'new', 'none')
+  rows = [{**row('none', 20.0, trial=trial), 'control_psnr': control} for trial, control in enumerate((8.0, None))]
+  assert [each['over_control'] for each in machinery.gains(cell, {'new': rows})] == [12.0, None]
+
+
 def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkeypatch):
   run = dataclasses.replace(RUN.scaled('smoke'), training=Training(1, 2, 3, tested=50), weights='folder/net.pt')
   untrained = dataclasses.replace(run, training=None, weights='')

@@ -53,6 +53,15 @@ def test_two_reconstructions_that_show_nothing_agree_in_that_alone():
   assert judgement.statuses(shown, (*WORKS, *BLIND, *SEEN), 'paper')[2:4] == ['same order of magnitude', 'differs']
 
 
+def test_what_one_of_two_pictures_shows_is_no_failure():
+  """The last image that a read-out returns may show nothing where the best one does."""
+  cells = [cell._replace(metric='last_ssim') if cell.metric == 'psnr' else cell for cell in line('GC', 0.04, 0.04)]
+  seen = outcome(0.5, 0.52, 0.48)
+  for beside, expected in ((seen, False), (BLIND[1], True)):
+    assert judgement.nothing([(cells[0], BLIND[1]), (cells[1], beside)]) == expected
+    assert judgement.nothing([(cells[0], beside), (cells[1], BLIND[1])]) == expected
+
+
 def test_without_an_ssim_the_control_decides():
   cells = [cell for cell in CELLS if cell.metric == 'psnr']
   found = [WORKS[0], outcome(6, 7, 5, control=9.5), SEEN[0]]
@@ -255,6 +264,20 @@ def test_a_claim_follows_from_the_rows(monkeypatch):
 )
 def test_a_comparison_has_a_margin_or_a_bound(claim, said):
   assert list(claims.judged(toy(CELLS), (*WORKS, *BLIND, *SEEN), 'paper', [claim]).values()) == [said]
+
+
+@pytest.mark.parametrize(
+  'claim',
+  [
+    Ordered('digits | GC | ssim', '0.1'),
+    Ordered('0.1', 'digits | GC | ssim'),
+    Ordered('digits | GC | psnr', 'digits | DP | psnr'),
+    Ordered('digits | GC | psnr', '6.5', 1.0, alike=True),
+  ],
+)
+def test_figures_of_two_trials_decide_no_claim(claim):
+  few = [outcome(*values)._replace(low=None, high=None) for values in ((6, 7), (0.02, 0.03))]
+  assert claims.judged(toy(CELLS), (*WORKS, *few, *SEEN), 'paper', [claim]) == {claim: 'undecided'}
 
 
 @pytest.mark.parametrize(

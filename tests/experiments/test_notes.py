@@ -105,6 +105,15 @@ def test_nothing_holds_of_a_run_that_diverged():
   assert 'does not hold' in said and '(diverged)' in said
 
 
+@pytest.mark.parametrize('claim', [('DCS² | psnr', '<', 'none | psnr'), ('none | psnr', '~', 'none | psnr | paper')])
+def test_nothing_holds_of_fewer_than_three_trials(claim):
+  note = Note('toy', 'Words.', 'MNIST', holds=(claim,))
+  assert shown(note) == {'MNIST': ['Words.']}
+  few = tuple(one._replace(low=None, high=None, n=2) for one in OUTCOMES)
+  (said,) = shown(note, (few[0]._replace(mean=59.2), few[1]))['MNIST']
+  assert 'does not hold' in said
+
+
 @pytest.mark.parametrize(
   ('given', 'missing'),
   [({'scale': 'smoke'}, 'scale'), ({'scale': 'paper'}, 'scale'), ({'seed': 1}, 'seed'), ({'weights': True}, 'model')],

@@ -47,6 +47,14 @@ def test_a_network_is_called_what_it_is(found, words):
   assert machinery.called(training, 10) == words
 
 
+def test_a_network_is_untrained_that_knows_no_more_than_the_commonest_class():
+  training = {'accuracy_reached': 4.5, 'tested': 200, 'accuracy': 70, 'rounds_done': 100}
+  assert machinery.called(training, 100).startswith('network 4.5 %')  # of classes that are alike
+  targets = np.concatenate([np.zeros(6, int), np.arange(194) % 99 + 1])  # 3 % are of class 0
+  assert machinery.called(training, 100, targets).startswith('untrained network, 4.5 %')
+  assert machinery.called({**training, 'accuracy_reached': 9.0}, 100, targets).startswith('network 9.0 %')
+
+
 def test_nothing_is_said_of_what_was_not_measured():
   assert machinery.called(None, 10) == '' == machinery.called({'rounds_done': 3, 'tested': 0}, 10)
   rows = [{'defense': 'none', 'trial': 0, 'psnr': 9.0, 'success': False, 'diverged': False, 'adaptive': None}]

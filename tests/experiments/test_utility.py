@@ -13,11 +13,13 @@ import pytest
 import gradleak as gl
 from experiments import comparison, table, utility
 from experiments.experiment import Cell, Experiment
+from experiments.rehearsal import Ledger
 from experiments.utility import Method, Protocol, Trainings
 from gradleak.core import errors
 from gradleak.defenses.compensation import compensate, noise_variance
 from gradleak.defenses.differential_privacy import epsilon
-from gradleak.federated import training
+from gradleak.federated import simulation, training
+from gradleak.federated.client import NO_DEFENSE
 
 PROTOCOL = Protocol(6, 2, 'classes(number=2,low=2,high=6)', 4, 1, 4, 0.3)
 METHODS = {
@@ -252,6 +254,29 @@ def test_a_round_is_extrapolated_from_one_step(monkeypatch):
   turns = -(-2 // jax.local_device_count())
   assert found['defense_seconds'] == 0.5 * 3 * 3 * turns  # ten samples are three batches of four
   assert found['overhead'] == pytest.approx(50 * found['defense_seconds'])
+
+
+def test_a_rehearsal_counts_of_what_is_extrapolated_the_step_that_is_timed(monkeypatch):
+  counted, ledger = [], Ledger()
+
+  def run_round(one, state, key):
+    counted.append((one.client.step is NO_DEFENSE, one.per_round, sum(map(len, one.partition)), ledger._turns[0]))
+    return state, None
+
+  monkeypatch.setattr(simulation, 'run_round', run_round)
+  monkeypatch.setattr(simulation, 'accuracy', lambda *_: (0.5, 1.0))
+  run = dataclasses.replace(RUN, protocol=dataclasses.replace(PROTOCOL, partition='iid(samples=10)'), seeds=3)
+  run = dataclasses.replace(run, defenses={label: METHODS[label] for label in ('none', 'Soteria')})
+  run.rehearse(None, ledger)
+  assert counted == [
+    (True, 2, 60, 12), (True, 2, 60, 6), (True, 2, 60, 6),  # trained by three seeds, and timed
+    (True, 2, 60, 6), (True, 2, 60, 6),  # without Soteria
+    (True, 1, 4, 3), (False, 1, 4, 3),  # a step without it and with it, as a round would take 30
+  ]  # fmt: skip
+  assert ledger.lanes == 12 * 2
+  counted.clear()
+  dataclasses.replace(run, timed=False).rehearse(None, ledger)
+  assert [turns for *_, turns in counted] == [12]
 
 
 @pytest.mark.slow

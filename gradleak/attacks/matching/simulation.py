@@ -110,6 +110,14 @@ class Simulation:
   def _slopes(self, client: Client, number: int, params: Tree) -> Tree:
     return slopes(client.optimizer, self.trained(client).num_steps(number), params)
 
+  def _part(self, client: Client, number: int) -> np.float32:
+    """Returns the gradient of a local step over that of all samples, if all of theirs are equal: 1 of a mean loss."""
+    if not client.loss.summed:
+      return np.float32(1)
+    simulated = self.trained(client)
+    own, batches = number // client.cohort, simulated.num_steps(number) // simulated.epochs
+    return np.float32(min(own, batches * (simulated.batch_size or own)) / (batches * number))
+
   def softly(self, client: Client, count: jax.Array | int, steps: int) -> Client:
     """Returns the client with a network whose derivatives are soft, see `gradleak.models.soft_slopes`.
 
@@ -179,6 +187,7 @@ class Simulation:
     """Returns what the client would send of dummy samples.
 
     Where the delta is taken for a gradient, this is the delta of T equal steps, −ηT∇ under plain SGD (OUTPOST, eq. 2).
+    A step of a loss that is summed over a batch has the part of ∇ that is of its batch.
 
     Args:
       client: as it is.
@@ -195,8 +204,8 @@ class Simulation:
       return signs if client.share == 'gradient' else reverse(signs)
     if self.takes_gradient():
       gradient = shared_gradient(client, variables, samples, targets)
-      each = self._slopes(client, samples.shape[0], gradient)
-      return jax.tree.map(lambda g, slope: g * slope * jnp.asarray(self.rate, g.dtype), gradient, each)
+      each, part = self._slopes(client, samples.shape[0], gradient), self._part(client, samples.shape[0])
+      return jax.tree.map(lambda g, slope: g * (slope * part) * jnp.asarray(self.rate, g.dtype), gradient, each)
     if self.orders == 'free' and simulated.epochs > 1:
       count = samples.shape[0] // simulated.epochs
       size = simulated.batch_size or count
