@@ -437,6 +437,18 @@ def test_findings_follow_from_their_entries(extensions):
     findings({**entries, name: {**seen, 'trials': 400, 'honest': {**seen['honest'], 'n': 400}}})
 
 
+def test_bounds_on_a_cost_are_rounded_outwards_and_no_share_to_all(extensions):
+  board = extensions('leaderboard')
+  priced = [{'cost': {'interval': ends}} for ends in ([0.54, 1.34], [0.86, 1.52])]
+  assert board._at_most(*priced) == '1.6' and board._at_most({'cost': {'interval': [0.0, 1.1]}}) == '1.1'
+  honest = {'n': 400, 'levels': [{'level': 'recognisable', 'count': 399}]}
+  assert board._share({'honest': honest}) == '99.8 %'
+  hidden = {'defense': 'a', 'text': 'a', 'cost': {'interval': [6.88, 12.68]}}
+  hidden['honest'] = {'n': 400, 'levels': [{'level': 'recognisable', 'count': 0}]}
+  shown = {**hidden, 'text': 'b', 'honest': {'n': 400, 'levels': [{'level': 'recognisable', 'count': 400}]}}
+  assert 'at least 6.8 points' in board._in_colour([hidden, shown])
+
+
 def test_defenses_of_one_name_stand_together_in_the_findings(extensions):
   texts = ['a(x=1)', 'b(y=1)', 'b(y=2)', 'c']
   assert extensions('leaderboard')._strengths(texts) == ['`a(x=1)`', '`b` at 2 strengths', '`c`']
