@@ -93,6 +93,17 @@ def percent(fraction: float | None, digits: int = 1) -> str:
   return f'< {least:.{digits}f} %' if fraction < 0.5 else f'> {100 - least:.{digits}f} %'
 
 
+def percent_at_most(fraction: float, digits: int = 1) -> str:
+  """Returns an upper bound in per cent, rounded up."""
+  return f'{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.{digits}f} %'
+
+
+def percent_given(fraction: float) -> str:
+  """Returns what a user gave as a fraction in per cent, with all of its digits."""
+  text = f'{100 * fraction:.10g}'
+  return f'{text}{".0" if text.isdecimal() else ""} %'
+
+
 def minus(text: str) -> str:
   """Returns a text with minus signs in place of hyphens."""
   return text.replace('-', '−')

@@ -66,8 +66,13 @@ def _data(config: Mapping[str, Any]) -> str:
   if 'dataset' not in config:
     return ''
   split = f' ({config["split"]})' if config.get('split') else ''
-  details = [shape(config), f'{config["num_classes"]} classes' if config.get('num_classes') else '']
+  details = [shape(config), _counted(config.get('num_classes') or 0, 'class', 'classes')]
   return said('settings.dataset', dataset=config['dataset'], split=split, details='; '.join(filter(None, details)))
+
+
+def _counted(number: int, one: str, several: str) -> str:
+  """Returns a number with what is counted; '' for none."""
+  return f'{number} {one if number == 1 else several}' if number else ''
 
 
 def _network(config: Mapping[str, Any]) -> str:
@@ -115,7 +120,8 @@ def _size(config: Mapping[str, Any]) -> str:
   if 'trials' not in config:
     return ''
   seed = f' from seed {config["seed"]}' if 'seed' in config else ''
-  controls = f'; {config["controls"]} control runs set the threshold for success' if config.get('controls') else ''
+  controls = _counted(config.get('controls') or 0, 'control run sets', 'control runs set')
+  controls = f'; {controls} the threshold for success' if controls else ''
   most = 'at most ' * sequential(config)
   return said('settings.trials', trials=config['trials'], most=most, seed=seed, controls=controls)
 
