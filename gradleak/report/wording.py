@@ -96,10 +96,15 @@ def _client(config: Mapping[str, Any]) -> str:
   return said(f'settings.{config["share"]}', batch=batch, epochs=config.get('local_epochs') or 1, local=_local(config))
 
 
+def optimizer(name: Any) -> str:
+  """Returns what people call an optimizer of `ClientSettings`."""
+  return {'sgd': 'SGD', 'adam': 'Adam', 'adamw': 'AdamW', 'rmsprop': 'RMSprop'}.get(str(name), str(name))
+
+
 def _local(config: Mapping[str, Any]) -> str:
   """Returns what is unusual of local training, '' for plain SGD."""
   words = {
-    'optimizer': f'by {str(config.get("optimizer")).capitalize()}',
+    'optimizer': f'by {optimizer(config.get("optimizer"))}',
     'momentum': f'with a momentum of {config.get("momentum") or 0:g}',
     'weight_decay': f'with a weight decay of {config.get("weight_decay") or 0:g}',
     'max_norm': f'with gradients clipped to {config.get("max_norm") or 0:g}',

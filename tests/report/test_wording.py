@@ -8,7 +8,7 @@ import gradleak as gl
 from gradleak.audit.plan import plan
 from gradleak.audit.result import methods as of_plan
 from gradleak.audit.settings import AuditSettings
-from gradleak.report import wording
+from gradleak.report import training_findings, wording
 from gradleak.report.words import said
 from tests.report.facts import methods
 
@@ -28,6 +28,14 @@ def test_settings_of_federated_averaging():
   for part in ('a batch of 8 images for 3 local epochs', 'FedAvg', 'BatchNorm runs in train mode',
                '4 × 6 pixels, colour', 'optimises the labels', '1 trial.', 'has 1 start.'):  # fmt: skip
     assert part in text
+
+
+@pytest.mark.parametrize(('name', 'shown'), [('adam', 'by Adam'), ('adamw', 'by AdamW'), ('rmsprop', 'by RMSprop')])
+def test_optimizers_have_their_names(name, shown):
+  text = ' '.join(wording.settings({'share': 'delta', 'optimizer': name, 'local_epochs': 2}))
+  assert f'for 2 local epochs {shown} and sends' in text
+  (trained,) = training_findings.settings({'share': 'delta', 'optimizer': name})
+  assert f'with {shown[3:]}, and sends' in trained
 
 
 def test_what_is_not_set_is_not_said():
