@@ -79,6 +79,15 @@ def test_a_page_says_what_is_clipped_where_it_is_not_the_whole_update(extensions
   assert {'dpsgd', 'clamp', 'secagg_rounding'} < named and all(shown[name] != 'nothing' for name in named)
 
 
+def test_a_guarantee_is_rounded_up_and_is_none_where_it_does_not_protect(extensions):
+  from gradleak.report import privacy
+
+  assert [privacy.bounded(value) for value in (4.729, 10.73, 1e5)] == ['ε ≤ 4.8', 'ε ≤ 11', 'ε > 1000']
+  guarantee = extensions('facts').guarantee
+  assert guarantee('dpsgd').startswith('ε > 1000 per upload for each example in the relation “')
+  assert guarantee('prune') == 'none by itself'
+
+
 def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monkeypatch):
   facts = extensions('facts')
   cells = [
