@@ -182,7 +182,8 @@ def guarantee(name: str) -> str:
   for one in found:
     for relation in SENSITIVITIES:
       spent = epsilon(one.noise, relation, steps=one.releases, delta=DELTA)
-      bounds.append(f'{privacy.bounded(spent)} per upload for each {one.unit} in the relation “{relation}” (δ = {DELTA:g})')
+      shown = privacy.bounded(spent)
+      bounds.append(f'{shown} per upload for each {one.unit} in the relation “{relation}” (δ = {DELTA:g})')
   return '; '.join(bounds) or 'none by itself'
 
 

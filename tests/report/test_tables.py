@@ -380,8 +380,16 @@ def test_percentages_are_rounded_outwards():
 
 @pytest.mark.parametrize(
   ('value', 'text'),
-  [(None, '–'), (float('nan'), '–'), (0.0, '0'), (0.42, '0.42'), (2.9e-5, '2.9 × 10⁻⁵'), (1.2e9, '1.2 × 10⁹'),
-   (float('inf'), '∞'), (float('-inf'), '−∞')],
+  [
+    (None, '–'),
+    (float('nan'), '–'),
+    (0.0, '0'),
+    (0.42, '0.42'),
+    (2.9e-5, '2.9 × 10⁻⁵'),
+    (1.2e9, '1.2 × 10⁹'),
+    (float('inf'), '∞'),
+    (float('-inf'), '−∞'),
+  ],
 )
 def test_significant(value, text):
   assert formatting.significant(value) == text
