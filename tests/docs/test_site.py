@@ -60,7 +60,11 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   reached = ' | '.join(map(str, (entry.trials, *entry.levels.values())))
   assert f'| `{entry.defense}` | ' in text
   assert reached in text
-  assert '| server | uploads | exact |' in text and 'Uploads that AutoLeak brought' in text  # not images alone
+
+
+def test_a_page_counts_the_uploads_of_the_leaderboard_which_are_not_of_images_alone(extensions):
+  text = '\n'.join(extensions('methods')._board('prune'))
+  assert 'Uploads that AutoLeak brought' in text and '| server | uploads | exact |' in text and 'gpt' in text
 
 
 def test_a_page_says_what_is_clipped_where_it_is_not_the_whole_update(extensions):

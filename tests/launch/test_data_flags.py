@@ -110,6 +110,18 @@ def test_public_samples_that_are_not_there_are_not_left_out_in_silence(images, c
   assert public is None and 'note: there are no public samples: unknown split' in capsys.readouterr().err
 
 
+def test_a_sensitivity_needs_no_public_samples_unless_they_are_asked_for(images, monkeypatch):
+  shutil.rmtree(pathlib.Path(images.removeprefix('folder:')) / 'train')
+  asked = mock.Mock(side_effect=gl.UsageError('it attacks'))
+  monkeypatch.setattr(gl, 'sensitivity', asked)
+  flags = f'--dataset={images}', '--image_size=8', '--model=mlp(widths=2)'
+  done = programs.start('sensitivity', *flags)
+  assert done.status == 2 and 'it attacks' in done.err and 'note: there are no public samples: unknown' in done.err
+  assert asked.call_args.args[1].public is None
+  done = programs.start('sensitivity', *flags, '--public=2')
+  assert done.status == 2 and 'unknown split' in done.err and 'it attacks' not in done.err
+
+
 def test_more_public_samples_than_there_are_train_no_model_in_silence(images):
   done = programs.start('sensitivity', f'--dataset={images}', '--image_size=8', '--public=9', '--progress=none')
   assert done.status == 2
