@@ -69,6 +69,7 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
     if given.present('public'):
       raise
     if not isinstance(error, errors.SizeError):
+      _program.say(f'note: there are no public samples: {error}')
       return dataset, None
     public = read()
   return dataset, (public.samples, public.targets)

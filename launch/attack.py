@@ -91,7 +91,7 @@ def main(_):
     partial=_GIVEN.partial,
     flattened=_GIVEN.flattened,
   )
-  number = {} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[1])}
+  number = {} if truth is None or _GIVEN.present('num_samples') else {'num_samples': len(truth[0])}
   found = gl.attack(
     jax.random.key(_GIVEN.seed),
     model,
@@ -158,7 +158,7 @@ def _truth(kind, shape, dataset):
 def _shape(text):
   """Returns (height, width, channels) of 'height,width,channels'."""
   parts = [part.strip() for part in text.replace('x', ',').split(',')]
-  if len(parts) != 3 or not all(part.isdigit() and int(part) for part in parts):
+  if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
     raise errors.UsageError(f'--sample_shape={text}, expected height,width,channels as in 32,32,3')
   return tuple(map(int, parts))
 
@@ -174,7 +174,7 @@ def _names(text):
 def _labels(text):
   """Returns a list of integers, a word, or None."""
   parts = [part.strip() for part in text.replace(',', ';').split(';') if part.strip()]
-  if parts and all(part.isdigit() for part in parts):
+  if parts and all(part.isdecimal() for part in parts):
     return [int(part) for part in parts]
   return text or None
 

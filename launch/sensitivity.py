@@ -48,14 +48,7 @@ def main(_):
   private = _GIVEN.read(_GIVEN.split)
   _GIVEN.fit(private)
   order = _turns(private.targets)
-  public = None
-  if _GIVEN.public:
-    split = 'test' if _GIVEN.split.startswith('train') else 'train'
-    other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
-    if _GIVEN.present('public'):
-      errors.check_limit(_GIVEN.public, len(other.samples), 'public samples', split, other.name)
-    chosen = _turns(other.targets)[: _GIVEN.public]
-    public = other.samples[chosen], other.targets[chosen]
+  public = _public() if _GIVEN.public else None
   model = _GIVEN.network(_GIVEN.outputs(private), private.samples.shape[1:])
   key = jax.random.key(_GIVEN.seed)
   scenario = gl.scenario(
@@ -83,6 +76,22 @@ def main(_):
   report.write(found, _GIVEN.workdir)
   print(report.sensitivity_table(found))
   print(f'\nreport: {os.path.join(_GIVEN.workdir, "sensitivity.html")}')
+
+
+def _public():
+  """Returns the public (samples, targets) of the other split; None where nobody asked and there are none."""
+  split = 'test' if _GIVEN.split.startswith('train') else 'train'
+  try:
+    other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
+  except errors.UsageError as error:
+    if _GIVEN.present('public'):
+      raise
+    _program.say(f'note: there are no public samples: {error}')
+    return None
+  if _GIVEN.present('public'):
+    errors.check_limit(_GIVEN.public, len(other.samples), 'public samples', split, other.name)
+  chosen = _turns(other.targets)[: _GIVEN.public]
+  return other.samples[chosen], other.targets[chosen]
 
 
 def _turns(labels):

@@ -269,6 +269,13 @@ def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, cha
   assert not list(tmp_path.iterdir())
 
 
+def test_the_folder_of_an_audit_is_refused(call, tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  with pytest.raises(gl.UsageError, match='holds a run of another kind'):
+    call[0](**UNATTACKED, workdir=tmp_path)
+  assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_use_that_a_frontier_does_not_have_is_refused(call, tmp_path):
   with pytest.raises(gl.UsageError, match=r'shards is 2, and gradleak\.frontier has no use for it'):
     call[0](workdir=tmp_path / 'new', execution=gl.Execution(shards=2))

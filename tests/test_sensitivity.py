@@ -262,6 +262,13 @@ def test_bad_settings_are_refused_before_anything_is_written(call, tmp_path, cha
   assert not list(tmp_path.iterdir())
 
 
+def test_the_folder_of_an_audit_is_refused(call, tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  with pytest.raises(gl.UsageError, match='holds a run of another kind'):
+    call[0](workdir=tmp_path)
+  assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_what_is_no_scenario_is_refused(call, production):
   for scenario, message in (
     (production._replace(local=None), 'gradleak.sensitivity needs a scenario whose client is described by'),

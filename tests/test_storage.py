@@ -185,6 +185,15 @@ def test_numbers_may_be_added_but_not_taken_away(tmp_path, now, grows):
     opened(now)
 
 
+@pytest.mark.parametrize('name', ['config.json', 'autoleak.json'])
+def test_a_folder_for_several_runs_is_not_that_of_a_run_of_another_kind(tmp_path, name):
+  assert storage.gathering(tmp_path) == tmp_path and storage.gathering(tmp_path / 'new') == tmp_path / 'new'
+  (tmp_path / name).write_text('{}')
+  with pytest.raises(errors.UsageError, match=rf'holds a run of another kind \({name}\), and its rows would be'):
+    storage.gathering(tmp_path)
+  assert storage.gathering(tmp_path, name) == tmp_path
+
+
 def test_what_may_be_added_is_not_named_where_something_else_differs(tmp_path):
   def opened(**changes):
     config = {**CONFIG, 'only': {'none': [0]}, 'weights_fingerprint': 'a', **changes}

@@ -237,6 +237,14 @@ def test_bad_input(flag, message, tmp_path):
   assert not (tmp_path / 'new').exists()
 
 
+def test_the_rows_of_an_audit_are_not_overwritten(tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / 'rows.jsonl').write_text('of an audit')
+  with pytest.raises(gl.UsageError, match='holds a run of another kind'):
+    sweep({}, [None], ATTACKS, 1, workdir=tmp_path)
+  assert (tmp_path / 'rows.jsonl').read_text() == 'of an audit'
+
+
 # ---- the same bits
 
 # What the program is, with as many devices as the first argument says.

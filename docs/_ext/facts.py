@@ -16,6 +16,7 @@ from gradleak.defenses import Bound, Context, Defense
 from gradleak.defenses.defense import SENSITIVITIES
 from gradleak.defenses.differential_privacy import epsilon
 from gradleak.defenses.guarantees import mechanisms
+from gradleak.report import privacy
 from gradleak.studies.autoleak import leaderboard
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -181,8 +182,8 @@ def guarantee(name: str) -> str:
   for one in found:
     for relation in SENSITIVITIES:
       spent = epsilon(one.noise, relation, steps=one.releases, delta=DELTA)
-      shown = f'{spent:.3g}' if spent < 1000 else f'{spent:,.0f}'
-      bounds.append(f'ε = {shown} per upload for each {one.unit} in the relation “{relation}” (δ = {DELTA:g})')
+      shown = privacy.bounded(spent)
+      bounds.append(f'{shown} per upload for each {one.unit} in the relation “{relation}” (δ = {DELTA:g})')
   return '; '.join(bounds) or 'none by itself'
 
 

@@ -1,6 +1,7 @@
 """The page of the leaderboard, and what its entries say of each task, made of results/leaderboard."""
 
 import json
+import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from sphinx.application import Sphinx
 
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
-from gradleak.report.formatting import listed, percent_range, together
+from gradleak.report.formatting import listed, percent, percent_range, together
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import Finding, about, said
 from gradleak.studies.autoleak import ensemble, leaderboard
@@ -164,7 +165,7 @@ def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
   (number,) = {entry['honest']['n'] for entry in defended}
   grouped = together((_shown(entry), entry) for entry in defended)
   none, every = (listed(_strengths([one['text'] for one in grouped[share]])) for share in (1.0, 0.0))
-  least = min(min(entry['cost']['interval']) for entry in grouped[0.0])
+  least = math.floor(round(10 * min(min(entry['cost']['interval']) for entry in grouped[0.0]), 6)) / 10
   return (
     f'**All of {number} colour images stay recognisable** to a curious server '
     f'(CIFAR-10, LeNet), under {none}. Under {every} none does; these cost at least {least:.1f} points of accuracy.'
@@ -193,11 +194,12 @@ def _shown(entry: Mapping[str, Any]) -> float:
 
 
 def _share(entry: Mapping[str, Any]) -> str:
-  return f'{100 * _shown(entry):.0f} %'
+  return percent(_shown(entry), 0)
 
 
 def _at_most(*entries: Mapping[str, Any]) -> str:
-  return f'{max(max(entry["cost"]["interval"]) for entry in entries):.1f}'
+  """Returns what defenses cost at most, by the upper ends of their intervals, rounded up."""
+  return f'{math.ceil(round(10 * max(max(entry["cost"]["interval"]) for entry in entries), 6)) / 10:.1f}'
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:

@@ -325,8 +325,8 @@ def _board(name: str) -> list[str]:
     task, server = docstrings.markdown(one.task), one.side.split('-')[-1].split()[0]
     rows.append((f'`{one.defense}`', task, server, one.trials, *(one.levels[level] for level in levels)))
     by.append(f'- `{one.defense}`, {task}, {server} server: ' + (', '.join(f'`{name}`' for name in one.by) or 'none'))
-  parts = ['## Measured', 'Images that AutoLeak brought to each verdict or beyond, from `results/leaderboard`.']
-  parts += _long(('defense', 'task', 'server', 'images', *levels), rows)
+  parts = ['## Measured', 'Uploads that AutoLeak brought to each verdict or beyond, from `results/leaderboard`.']
+  parts += _long(('defense', 'task', 'server', 'uploads', *levels), rows)
   parts.append(_folded('By which attackers', '\n'.join(dict.fromkeys(by))))
   costs = {(one.defense, *one.cost) for one in found if one.cost}
   told = [f'- `{defense}` costs {points:g} percentage points: {source}.' for defense, points, source in sorted(costs)]

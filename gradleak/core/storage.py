@@ -28,6 +28,7 @@ from gradleak.core.trees import Tree
 
 # What a kill leaves of a folder that was being claimed.
 _CLAIM = re.compile(r'speed\.json|\.lock.*|\.(speed|config)\.json\..*\.tmp')
+_RESULTS = ('config.json', 'autoleak.json')  # a file of each kind of run whose rows stand in its folder
 _IN_JSON: dict[type, str] = {dict: 'an object', list: 'a list'}
 CHECKPOINT_SEAL = 'seal.json'  # name of the file, in the folder of a checkpoint, that says what its others must be
 SEAL = '_sha256'  # name of the digest among the arrays, and among the facts, that it is of
@@ -69,6 +70,26 @@ def made_folder(path: Any) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
   except (FileNotFoundError, NotADirectoryError) as error:  # in /proc, and below a file
     raise errors.UsageError(f'the folder {folder} cannot be made: {error.strerror}') from error
+  return folder
+
+
+def gathering(path: Any, own: str = '') -> pathlib.Path:
+  """Returns a folder, which need not exist, that is to hold a folder for each of several runs.
+
+  Args:
+    path: of the folder.
+    own: name of the file, one of `_RESULTS`, that makes a result of it.
+
+  Raises:
+    UsageError: for anything but a path, and for the folder of a run of another kind, whose files would be overwritten.
+  """
+  folder = errors.check_path('workdir', path)
+  for name in _RESULTS:
+    if name != own and (folder / name).exists():
+      raise errors.FolderError(
+        f'the work directory {folder} holds a run of another kind ({name}), and its rows would be overwritten: choose '
+        'another folder'
+      )
   return folder
 
 

@@ -218,7 +218,7 @@ def _tokeniser(name: str, given: str, stamps: tuple) -> Tokeniser:
       texts = [text for _, text in _held(name, 'train')[0]]
     if given == 'words':
       return tokenisers.in_words(texts)
-    if rest and not rest.isdigit():
+    if rest and not rest.isdecimal():
       raise errors.UsageError(f'the tokeniser is {given!r}, expected a size behind bpe, as in bpe:2000')
     return tokenisers.trained(texts, int(rest or 2000))
   return tokenisers.from_file(given)

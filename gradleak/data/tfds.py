@@ -17,6 +17,7 @@ from gradleak.data import images
 
 DEFAULT_DATA_DIR = '~/tensorflow_datasets'
 FILE_FORMAT = 'array_record'
+_EMBEDDED = ('faces', 'digits', 'breast_cancer', 'diabetes', 'notes')  # which a misspelt name may mean
 
 _ASKED = re.compile(r'^Failed to construct dataset .*?}": ')
 
@@ -171,12 +172,12 @@ def _unknown_dataset(name: str, data_dir: str | pathlib.Path | None) -> errors.U
   import tensorflow_datasets
 
   known = tensorflow_datasets.list_builders(with_community_datasets=False)
-  near = difflib.get_close_matches(str(name), ['faces', 'digits', *prepared(data_dir), *known], n=1)
+  near = difflib.get_close_matches(str(name), [*_EMBEDDED, *prepared(data_dir), *known], n=1)
   near = [f'folder:{name}'] if name and pathlib.Path(str(name)).is_dir() else near
   hint = f'; did you mean {near[0]!r}?' if near else ''
   return errors.UsageError(
     f'unknown dataset {name!r}{hint} (valid: faces, digits, folder:PATH, or an image-classification dataset of TFDS; '
-    f'in {root(data_dir)}: {_contents(data_dir)})'
+    f'tables: breast_cancer, diabetes, table:PATH; texts: notes, text:PATH; in {root(data_dir)}: {_contents(data_dir)})'
   )
 
 

@@ -330,7 +330,7 @@ def _options(text: str) -> dict[str, Any]:
     name, sign, value = part.strip().partition('=')
     if not sign or not re.fullmatch(r'[a-z][a-z_-]*', name):
       raise errors.UsageError(f"the options of sbatch are {text!r}, expected such as 'partition=gpu,time=480'")
-    found[name.replace('-', '_')] = int(value) if value.isdigit() else value
+    found[name.replace('-', '_')] = int(value) if value.isdecimal() else value
   return found
 
 

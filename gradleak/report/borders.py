@@ -98,5 +98,5 @@ def border_picture(result: AuditResult, threshold: float) -> bytes:
 def _draw(axes: Any, image: np.ndarray, left: float, top: float, side: float) -> None:
   pixels = np.clip(np.nan_to_num(image), 0, 1)
   pixels = pixels if pixels.shape[-1] == 3 else np.repeat(pixels.mean(axis=-1, keepdims=True), 3, axis=-1)
-  extent = (left, left + side, top + side, top)
+  extent = figures.extent(pixels, left, top, side)
   axes.imshow(pixels, interpolation='nearest', aspect='auto', extent=extent)

@@ -94,8 +94,10 @@ def finding(one: Inversion) -> Finding:
   if one.closer is None:
     return found('captured.differs', who=who, mismatch=one.mismatch, beside=said('captured.uncontrolled'))
   runs, ends = len(one.control_mismatch), bounds(one.control_mismatch)
-  how = 'closer than all of' if one.closer == runs else f'closer than {one.closer} of'
-  beside = said('captured.closer', how=how, runs=runs, ends='find nothing' if ends == '–' else f'end at {ends}')
+  how = 'closer than all of' if one.closer == runs > 1 else f'closer than {one.closer} of'
+  verb = 's' * (runs == 1)
+  ends = f'find{verb} nothing' if ends == '–' else f'end{verb} at {ends}'
+  beside = said('captured.closer', how=how, runs=runs, ends=ends)
   return found('captured.differs', who=who, mismatch=one.mismatch, beside=beside)
 
 

@@ -53,6 +53,19 @@ def canvas(width: float, height: float) -> Iterator[tuple[Any, Callable[[], byte
     yield axes, png
 
 
+def extent(pixels: Any, left: float, top: float, side: float) -> tuple[float, float, float, float]:
+  """Returns where an image stands in a square of a `canvas`: (left, right, bottom, top), with the shape of the image.
+
+  Args:
+    pixels: [H, W] or [H, W, C].
+    left, top, side: of the square, in inches.
+  """
+  height, width = pixels.shape[:2]
+  tall, wide = (side * (length / max(height, width)) for length in (height, width))
+  x, y = left + (side - wide) / 2, top + (side - tall) / 2
+  return x, x + wide, y + tall, y
+
+
 def legend(figure: Any, drawn: Mapping[str, Any], **options: Any) -> None:
   """Draws the legend of a figure: label -> artist, all of them.
 

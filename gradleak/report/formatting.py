@@ -12,10 +12,15 @@ _MOST_DECIMALS = 4  # of a share in per cent
 
 
 def number(value: float | None, digits: int = 1) -> str:
-  """Returns `value` with `digits` decimals; '–' for a missing one, '∞' for an infinite one."""
+  """Returns `value` with `digits` decimals; '–' for a missing one, '∞' or '−∞' for an infinite one."""
   if value is None or math.isnan(value):
     return '–'
-  return '∞' if math.isinf(value) else f'{round(value, digits) + 0.0:.{digits}f}'  # no “-0.0”
+  return _infinite(value) or f'{round(value, digits) + 0.0:.{digits}f}'  # no “-0.0”
+
+
+def _infinite(value: float) -> str:
+  """Returns an infinite value as text; '' for a finite one."""
+  return '' if math.isfinite(value) else '∞' if value > 0 else '−∞'
 
 
 def scored(kind: Modality, value: float | None) -> str:
@@ -37,8 +42,8 @@ def of_attacker(kind: Modality) -> str:
 
 def significant(value: float | None, digits: int = 2) -> str:
   """Returns `value` with `digits` significant digits, as number × power of ten where it is small or large."""
-  if value is None or math.isnan(value):
-    return '–'
+  if value is None or math.isnan(value) or math.isinf(value):
+    return number(value)
   text = f'{value:.{digits}g}'
   if 1 <= abs(float(text)) < 1000:  # 99.6 is 100, and no 1e+02
     text = f'{float(text):g}'
@@ -91,6 +96,17 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return percent(fraction, digits + 1)
   least = 10.0**-digits
   return f'< {least:.{digits}f} %' if fraction < 0.5 else f'> {100 - least:.{digits}f} %'
+
+
+def percent_at_most(fraction: float, digits: int = 1) -> str:
+  """Returns an upper bound in per cent, rounded up."""
+  return f'{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.{digits}f} %'
+
+
+def percent_given(fraction: float) -> str:
+  """Returns what a user gave as a fraction in per cent, with all of its digits."""
+  text = f'{100 * fraction:.10g}'
+  return f'{text}{".0" if text.isdecimal() else ""} %'
 
 
 def minus(text: str) -> str:
@@ -176,4 +192,5 @@ def exceeding(measured: float, stated: float | None, digits: int = 2) -> tuple[s
 def upwards(value: float) -> str:
   """Returns a positive upper bound, rounded up to two significant digits, or to an integer from 10 on."""
   digits = max(0, 1 - math.floor(math.log10(value)))
-  return f'{math.ceil(value * 10**digits) / 10**digits:.{digits}f}'
+  least = math.ceil(round(value * 10**digits, 9)) / 10**digits  # 100 × 0.07 is 7.000000000000001
+  return f'{least:.{max(0, 1 - math.floor(math.log10(least)))}f}'

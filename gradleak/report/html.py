@@ -150,14 +150,16 @@ def _cells(first: str, columns: Iterable[Column], given: Iterable[Any], labelled
     cell = one if isinstance(one, Cell) else Cell(one)
     kind = ' '.join(filter(None, [kinds[place] if place < len(kinds) else '', cell.kind]))
     inside = _inline(cell.text) + ''.join(f'<small>{_inline(line)}</small>' for line in cell.small if line)
-    shape = {'colspan': cell.span if cell.span > 1 else '', 'data_value': cell.value}
+    shape = {'colspan': cell.span if cell.span > 1 else ''}
     if labelled and place < len(over) and cell.span == 1:
       shape['data_label'] = ' '.join(markup.unescape(re.sub(r'<[^>]+>', '', over[place].text)).split())
     if place == 0 and cell.span == 1:
       kind = ' '.join(filter(None, [first, kind]))
     names = 'spec' in kind.split() or (place == 0 and cell.span == 1)
     tag, scope = ('th', 'row') if names else ('td', '')
-    made.append(f'<{tag}{_attributes(class_=kind, scope=scope, **shape)}>{inside}</{tag}>')
+    # An empty value is one: of what is unknown, which the script of a page sorts last.
+    value = '' if cell.value is None else f' data-value="{markup.escape(str(cell.value))}"'
+    made.append(f'<{tag}{_attributes(class_=kind, scope=scope, **shape)}{value}>{inside}</{tag}>')
     place += cell.span
   return '\n'.join(made)
 

@@ -410,7 +410,7 @@ def _worst(worst: Sequence[dict], published: Mapping[str, str], exact: str) -> b
       f'<line class="axis" x1="5" x2="205" y1="10" y2="10"/><line class="bar" x1="{low}" x2="{high}" y1="10" y2="10"/>'
       f'<circle cx="{middle}" cy="10" r="4.5"/>'
     )
-    bar = _svg('range', 210, f'{number(100 * entry["success"], 0)} %, interval {percent_range(entry)}', drawn)
+    bar = _svg('range', 210, f'{percent(entry["success"], 0)}, interval {percent_range(entry)}', drawn)
     by = text(*map(code, entry['by'])) or '–'
     counted = blocks.Cell(count(entry), [percent_range(entry)])
     flags = '; '.join(entry['flags']) or '–'

@@ -38,7 +38,12 @@ def brief(facts: Mapping[str, Any]) -> str:
   if not bounds:
     return ''
   least = min(bounds)
-  return f'ε > {NO_PROTECTION}' if least > NO_PROTECTION else f'ε ≤ {upwards(least)}'
+  return bounded(least)
+
+
+def bounded(epsilon: float) -> str:
+  """Returns an ε that a defense guarantees, rounded up; where it is no protection, only that."""
+  return f'ε > {NO_PROTECTION}' if epsilon > NO_PROTECTION else f'ε ≤ {upwards(epsilon)}'
 
 
 def statements(methods: Mapping[str, Any]) -> dict[str, str]:

@@ -88,4 +88,5 @@ def _draw_cell(axes: Any, found: Sequence[pictures.Picture] | None, left: float,
   for i, picture in enumerate(found[: across**2]):
     x, y = left + (i % across) * (each + 0.04), top + (i // across) * (each + 0.04)
     pixels = pixels_of(np.asarray(picture.pixels))
-    axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', extent=(x, x + each, y + each, y))
+    extent = figures.extent(pixels, x, y, each)
+    axes.imshow(pixels, cmap='gray', vmin=0, vmax=255, interpolation='nearest', extent=extent)

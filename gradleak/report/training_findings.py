@@ -7,7 +7,7 @@ from typing import Any
 from gradleak.core.statistics import proportion_interval
 from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.modalities import of_rows
-from gradleak.report import chance
+from gradleak.report import chance, wording
 from gradleak.report.formatting import defenses, listed, scored, significant, unit
 from gradleak.report.frontier import Entry, between, cost, epsilon, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
@@ -86,7 +86,7 @@ def settings(config: Config) -> list[str]:
     rates = [part(name, name.replace('_', ' ') + ' {:g}') for name in ('learning_rate', 'momentum', 'weight_decay')]
     rates += [part('max_norm', 'gradients clipped to {:g}'), part('proximal', 'a proximal term of weight {:g}')]
     optimizer = str(config.get('optimizer') or 'sgd')
-    used = [optimizer.capitalize() * (optimizer != 'sgd'), *rates]
+    used = [wording.optimizer(optimizer) * (optimizer != 'sgd'), *rates]
     how = listed(list(filter(None, used)) or ['SGD'])
     batches = part('local_batch_size', ' in batches of {}')
     made.append(said(f'training.{share}', how=how, batches=batches, epochs=config.get('local_epochs') or 1))

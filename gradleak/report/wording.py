@@ -66,8 +66,13 @@ def _data(config: Mapping[str, Any]) -> str:
   if 'dataset' not in config:
     return ''
   split = f' ({config["split"]})' if config.get('split') else ''
-  details = [shape(config), f'{config["num_classes"]} classes' if config.get('num_classes') else '']
+  details = [shape(config), _counted(config.get('num_classes') or 0, 'class', 'classes')]
   return said('settings.dataset', dataset=config['dataset'], split=split, details='; '.join(filter(None, details)))
+
+
+def _counted(number: int, one: str, several: str) -> str:
+  """Returns a number with what is counted; '' for none."""
+  return f'{number} {one if number == 1 else several}' if number else ''
 
 
 def _network(config: Mapping[str, Any]) -> str:
@@ -91,10 +96,15 @@ def _client(config: Mapping[str, Any]) -> str:
   return said(f'settings.{config["share"]}', batch=batch, epochs=config.get('local_epochs') or 1, local=_local(config))
 
 
+def optimizer(name: Any) -> str:
+  """Returns what people call an optimizer of `ClientSettings`."""
+  return {'sgd': 'SGD', 'adam': 'Adam', 'adamw': 'AdamW', 'rmsprop': 'RMSprop'}.get(str(name), str(name))
+
+
 def _local(config: Mapping[str, Any]) -> str:
   """Returns what is unusual of local training, '' for plain SGD."""
   words = {
-    'optimizer': f'by {str(config.get("optimizer")).capitalize()}',
+    'optimizer': f'by {optimizer(config.get("optimizer"))}',
     'momentum': f'with a momentum of {config.get("momentum") or 0:g}',
     'weight_decay': f'with a weight decay of {config.get("weight_decay") or 0:g}',
     'max_norm': f'with gradients clipped to {config.get("max_norm") or 0:g}',
@@ -115,7 +125,8 @@ def _size(config: Mapping[str, Any]) -> str:
   if 'trials' not in config:
     return ''
   seed = f' from seed {config["seed"]}' if 'seed' in config else ''
-  controls = f'; {config["controls"]} control runs set the threshold for success' if config.get('controls') else ''
+  controls = _counted(config.get('controls') or 0, 'control run sets', 'control runs set')
+  controls = f'; {controls} the threshold for success' if controls else ''
   most = 'at most ' * sequential(config)
   return said('settings.trials', trials=config['trials'], most=most, seed=seed, controls=controls)
 

@@ -26,6 +26,7 @@ from gradleak.core.storage import (
   damaged,
   description,
   folder_name,
+  gathering,
   json_lines,
   read_json,
   read_json_lines,
@@ -324,7 +325,7 @@ def frontier(
     identity['attack_texts'] = {one.label: text(one) for one in labelled('attack', attacks, as_attack)}
   task = Task(key, scenario, test, parts, given, identity, how, progress)
   bound = [Labelled(label, bind(defense, scenario.context)) for label, defense in named_defenses(defenses)]
-  return _run(task, bound, attacks, _before(task, bound, attacks), errors.check_path('workdir', workdir))
+  return _run(task, bound, attacks, _before(task, bound, attacks), gathering(workdir))
 
 
 def _before(task: Task, bound: list[Labelled], attacks: Any) -> Scenario | None:

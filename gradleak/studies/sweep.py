@@ -13,7 +13,7 @@ from gradleak.audit import plan as plan_of
 from gradleak.core import errors
 from gradleak.core import settings as settings_of
 from gradleak.core.settings import paired
-from gradleak.core.storage import json_lines, write_atomically
+from gradleak.core.storage import gathering, json_lines, write_atomically
 from gradleak.engine import driver
 from gradleak.engine.execution import Execution
 from gradleak.engine.progress import callback, end, note
@@ -85,11 +85,12 @@ def sweep(
   """
   given, how = paired('gradleak.sweep', changes, settings=(AuditSettings, settings), execution=(Execution, execution))
   how.check('gradleak.sweep', num_trials, workdir)
+  folder = gathering(workdir)
   planned = plan(audits, defenses, attacks, num_trials, given)
   shown = callback(progress)
   forecast = _Forecast(planned, how.process[1], shown, say)
   say(_in_words(audits, planned, how, given))
-  folder, rows, missing = errors.check_path('workdir', workdir), [], []
+  rows, missing = [], []
   for name, (key, scenario) in audits.items():
     forecast.audit = name
     result = audit(

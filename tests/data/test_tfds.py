@@ -130,6 +130,7 @@ def test_differing_sizes_need_image_size(prepared):
   [
     ('minst', 'test', r"unknown dataset 'minst'; did you mean 'mnist'\? \(valid: faces, digits, folder:PATH"),
     ('face', 'test', "unknown dataset 'face'; did you mean 'faces'"),
+    ('breast_cacner', 'test', 'did you mean .breast_cancer.*tables: breast_cancer, diabetes, table:PATH; texts: notes'),
     ('no good name', 'test', "unknown dataset 'no good name' .*captions, mnist, shapes/rgb"),
     ('mnist:9.9.9', 'test', "TFDS cannot open the dataset 'mnist:9.9.9': .*only: 3.0.1"),
     ('mnist', 'tests', "unknown split of mnist 'tests'; did you mean 'test'. .valid: test, train"),

@@ -62,6 +62,11 @@ def test_page_of_a_method_holds_what_its_traits_and_results_say(extensions):
   assert reached in text
 
 
+def test_a_page_counts_the_uploads_of_the_leaderboard_which_are_not_of_images_alone(extensions):
+  text = '\n'.join(extensions('methods')._board('prune'))
+  assert 'Uploads that AutoLeak brought' in text and '| server | uploads | exact |' in text and 'gpt' in text
+
+
 def test_a_page_says_what_is_clipped_where_it_is_not_the_whole_update(extensions):
   """A defense whose first sentence speaks of clipping said that it clips nothing."""
   shown = {
@@ -76,6 +81,15 @@ def test_a_page_says_what_is_clipped_where_it_is_not_the_whole_update(extensions
     name for name, factory in gl.defenses.REGISTRY.items() if spoken.search(inspect.getdoc(factory).partition('\n')[0])
   }
   assert {'dpsgd', 'clamp', 'secagg_rounding'} < named and all(shown[name] != 'nothing' for name in named)
+
+
+def test_a_guarantee_is_rounded_up_and_is_none_where_it_does_not_protect(extensions):
+  from gradleak.report import privacy
+
+  assert [privacy.bounded(value) for value in (4.729, 10.73, 1e5)] == ['ε ≤ 4.8', 'ε ≤ 11', 'ε > 1000']
+  guarantee = extensions('facts').guarantee
+  assert guarantee('dpsgd').startswith('ε > 1000 per upload for each example in the relation “')
+  assert guarantee('prune') == 'none by itself'
 
 
 def test_page_of_a_method_counts_the_figures_that_are_about_it(extensions, monkeypatch):
@@ -435,6 +449,18 @@ def test_findings_follow_from_their_entries(extensions):
   assert '`outpost`' not in findings({**entries, name: {**seen, 'honest': {**seen['honest'], 'levels': levels}}})[-1]
   with pytest.raises(ValueError, match='unpack'):  # a sentence for all needs one number of uploads
     findings({**entries, name: {**seen, 'trials': 400, 'honest': {**seen['honest'], 'n': 400}}})
+
+
+def test_bounds_on_a_cost_are_rounded_outwards_and_no_share_to_all(extensions):
+  board = extensions('leaderboard')
+  priced = [{'cost': {'interval': ends}} for ends in ([0.54, 1.34], [0.86, 1.52])]
+  assert board._at_most(*priced) == '1.6' and board._at_most({'cost': {'interval': [0.0, 1.1]}}) == '1.1'
+  honest = {'n': 400, 'levels': [{'level': 'recognisable', 'count': 399}]}
+  assert board._share({'honest': honest}) == '99.8 %'
+  hidden = {'defense': 'a', 'text': 'a', 'cost': {'interval': [6.88, 12.68]}}
+  hidden['honest'] = {'n': 400, 'levels': [{'level': 'recognisable', 'count': 0}]}
+  shown = {**hidden, 'text': 'b', 'honest': {'n': 400, 'levels': [{'level': 'recognisable', 'count': 400}]}}
+  assert 'at least 6.8 points' in board._in_colour([hidden, shown])
 
 
 def test_defenses_of_one_name_stand_together_in_the_findings(extensions):

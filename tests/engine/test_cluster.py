@@ -149,6 +149,7 @@ def test_a_place_that_is_not_there_is_one_sentence(where, options, message, monk
 def test_options_of_sbatch_are_names_with_values(text):
   with pytest.raises(errors.UsageError, match='options of sbatch are'):
     cluster._options(text)
+  assert cluster._options('name=²') == {'name': '²'}  # a digit of which Python makes no number
   assert cluster._options('time=90, partition=gpu,mem-per-cpu=2G') == {
     'time': 90, 'partition': 'gpu', 'mem_per_cpu': '2G'
   }  # fmt: skip

@@ -23,6 +23,7 @@ def folder(small_images, tmp_path_factory):
   update = gl.ClientSettings().client(model, 10).local_update(None, variables, images[:1], labels[:1]).update
   returned = jax.tree.map(lambda w, g: w - 0.1 * g, variables['params'], update)
   np.savez(path / 'truth.npz', images=images[:1], labels=labels[:1])
+  np.savez(path / 'scalar.npz', images=images[:1], labels=labels[0])
   for name, tree in (('weights', variables['params']), ('update', update), ('returned', returned)):
     np.savez(path / f'{name}.npz', **{'/'.join(trees.path_names(p)): x for p, x in jax.tree.leaves_with_path(tree)})
   return path
@@ -73,8 +74,11 @@ def test_what_was_sent_and_what_came_back_with_the_truth(folder, tmp_path):
     (['--returned=weights.npz'], ['--update and --returned are both given']),
     (['--update=', '--returned={folder}/returned.npz', '--share=gradient'], ['leave out --share=gradient']),
     (['--truth={folder}/weights.npz'], ['expected one array of samples, called samples or images']),
+    (['--truth={folder}/scalar.npz'], ['the truth: labels']),
     (['--truth={folder}/own.csv'], ['--dataset says how its rows or texts are encoded']),
     (['--sample_shape=8'], ['--sample_shape=8, expected height,width,channels as in 32,32,3']),
+    (['--sample_shape=8²,8,1'], ['--sample_shape=8²,8,1, expected height,width,channels as in 32,32,3']),
+    (['--labels=²'], ["unknown way to obtain labels '²'"]),
     (['--length=3'], ['--length is for --dataset, which is missing']),
     (['--split=train'], ['--split is for --dataset, which is missing']),
     (['--names=fc1'], ['--names=fc1, expected module=module']),

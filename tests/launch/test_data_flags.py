@@ -1,5 +1,7 @@
 """Flags on data: none is taken without an effect, and each reaches what reads the samples."""
 
+import pathlib
+import shutil
 from unittest import mock
 
 import numpy as np
@@ -96,6 +98,28 @@ def test_fewer_public_samples_than_by_default_are_all_taken(images):
       module._audited.load(module._GIVEN)
     flags.unparse_flags()
   assert len(public[0]) == repeated['public'] == 8
+
+
+def test_public_samples_that_are_not_there_are_not_left_out_in_silence(images, capsys):
+  shutil.rmtree(pathlib.Path(images.removeprefix('folder:')) / 'train')
+  module, flags = programs._load('autoleak')
+  with mock.patch.object(absl_flags, 'FLAGS', flags):
+    flags(['autoleak', f'--dataset={images}', '--trials=2', '--image_size=8'])
+    _, public = module._audited.load(module._GIVEN)
+    flags.unparse_flags()
+  assert public is None and 'note: there are no public samples: unknown split' in capsys.readouterr().err
+
+
+def test_a_sensitivity_needs_no_public_samples_unless_they_are_asked_for(images, monkeypatch):
+  shutil.rmtree(pathlib.Path(images.removeprefix('folder:')) / 'train')
+  asked = mock.Mock(side_effect=gl.UsageError('it attacks'))
+  monkeypatch.setattr(gl, 'sensitivity', asked)
+  flags = f'--dataset={images}', '--image_size=8', '--model=mlp(widths=2)'
+  done = programs.start('sensitivity', *flags)
+  assert done.status == 2 and 'it attacks' in done.err and 'note: there are no public samples: unknown' in done.err
+  assert asked.call_args.args[1].public is None
+  done = programs.start('sensitivity', *flags, '--public=2')
+  assert done.status == 2 and 'unknown split' in done.err and 'it attacks' not in done.err
 
 
 def test_more_public_samples_than_there_are_train_no_model_in_silence(images):

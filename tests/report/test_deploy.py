@@ -52,7 +52,7 @@ def test_a_count_decides_by_the_upper_end_of_its_interval(shown, n, name):
 
 def test_few_uploads_say_what_they_allow():
   (told,) = deploy.advice([NONE, entry('a', 0, 8)])
-  assert 'none of 8 samples, which allows up to 36.9 %' in str(told)
+  assert 'none of 8 samples, which allows up to 37.0 %' in str(told)
 
 
 def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():

@@ -88,6 +88,13 @@ def test_a_table_gives_its_columns_classes_and_its_rows_names():
   assert html.rendered([None, blocks.Cautions([])]).strip() == ''
 
 
+def test_an_unknown_value_is_told_from_none_where_a_script_sorts_by_it():
+  cells = [blocks.Cell('a', value='a'), blocks.Cell('unknown', value=''), blocks.Cell('0', value=0.0), blocks.Cell('–')]
+  made = html.rendered([blocks.Table(['n', 'x', 'y', 'z'], [blocks.Body([blocks.Row(cells)])])])
+  assert re.findall(r' data-value="([^"]*)"', made) == ['a', '', '0.0'] and '<td data-value="">unknown</td>' in made
+  assert "x === '' || y === ''" in html.resource('leaderboard.js')
+
+
 def test_long_words_are_broken_where_they_may_be_and_no_word_takes_quadratic_time():
   assert html.text('csdlg_fast(steps=3,tv=1)+`x` 5 %') == (
     'csdlg_fast(<wbr>steps=3,<wbr>tv=1)+<wbr><code>x</code> 5\N{NO-BREAK SPACE}%'

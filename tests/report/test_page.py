@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gradleak import report
-from gradleak.report import headline
+from gradleak.report import headline, html
+from gradleak.report import page as page_of
 from gradleak.summary import cases, worst
 from tests.objects import objects
 from tests.report.parsing import Page
@@ -90,6 +91,13 @@ def test_worst_case_takes_any_attack(result, page):
     cells = rows_of(page, defense)[-1]
     recovered = {r['trial'] for r in result.rows if r['defense'] == defense and r['success']}
     assert cells[1].startswith(f'{len(recovered)} of 4')
+
+
+def test_a_bar_that_lacks_one_trial_is_not_read_out_as_all():
+  entry = {'defense': 'a', 'n': 400, 'recovered': 399, 'success': 399 / 400, 'success_low': 0.986, 'success_high': 1.0,
+           'non_adaptive': 399, 'adaptive': None, 'by': ['x'], 'flags': []}  # fmt: skip
+  (_, table, _) = page_of._worst([entry], {}, 'exact').blocks
+  assert 'aria-label="99.8 %, interval 98–100 %"' in html.rendered([table])
 
 
 def test_one_dot_per_finite_run(result, source):

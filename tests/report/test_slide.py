@@ -1,5 +1,6 @@
 """The picture of an audit for a slide."""
 
+import importlib
 import io
 
 import numpy as np
@@ -8,7 +9,7 @@ from PIL import Image
 
 from gradleak.core.errors import UsageError
 from gradleak.modalities.base import Piece
-from gradleak.report import marked, pictures, slide
+from gradleak.report import figures, marked, pictures, slide
 from gradleak.summary import cases
 
 
@@ -48,6 +49,19 @@ def test_columns_show_the_attackers_that_recover_most(build):
         most = max(one['recovered'] for one in known)
         row = seen[0].row
         assert next(one['recovered'] for one in known if cases.case(one) == cases.case(row)) == most
+
+
+@pytest.mark.parametrize('draw', ['slide._draw_cell', 'borders._draw'])
+def test_an_image_that_is_not_square_keeps_its_shape(draw):
+  name, function = draw.split('.')
+  module, black = importlib.import_module(f'gradleak.report.{name}'), np.zeros((4, 12, 1), np.float32)
+  given = [pictures.Picture(0, 0, black, None, None)] if name == 'slide' else black
+  with figures.canvas(2.0, 2.0) as (axes, png):
+    getattr(module, function)(axes, given, 0.5, 0.5, 1.0)
+    drawn = pixels(png()).max(axis=-1) < 128
+  rows, columns = (np.flatnonzero(drawn.any(axis=axis)) for axis in (1, 0))
+  assert len(columns) == pytest.approx(figures.DPI, abs=1) and len(columns) == pytest.approx(3 * len(rows), abs=3)
+  assert abs(rows.mean() - figures.DPI) <= 1 and abs(columns.mean() - figures.DPI) <= 1  # in the middle
 
 
 def test_running_texts_stay_within_the_picture():

@@ -380,7 +380,16 @@ def test_percentages_are_rounded_outwards():
 
 @pytest.mark.parametrize(
   ('value', 'text'),
-  [(None, '–'), (float('nan'), '–'), (0.0, '0'), (0.42, '0.42'), (2.9e-5, '2.9 × 10⁻⁵'), (1.2e9, '1.2 × 10⁹')],
+  [
+    (None, '–'),
+    (float('nan'), '–'),
+    (0.0, '0'),
+    (0.42, '0.42'),
+    (2.9e-5, '2.9 × 10⁻⁵'),
+    (1.2e9, '1.2 × 10⁹'),
+    (float('inf'), '∞'),
+    (float('-inf'), '−∞'),
+  ],
 )
 def test_significant(value, text):
   assert formatting.significant(value) == text
@@ -393,6 +402,13 @@ def test_significant(value, text):
 )  # fmt: skip
 def test_a_share_between_is_never_none_or_all(fraction, digits, text):
   assert formatting.percent(fraction, digits) == text
+
+
+def test_an_upper_bound_is_rounded_up_and_no_further():
+  assert [formatting.upwards(value) for value in (1.01, 1.1, 100 * 0.07, 9.96, 10.2, 0.0999)] == [
+    '1.1', '1.1', '7.0', '10', '11', '0.10'
+  ]  # fmt: skip
+  assert formatting.number(float('-inf')) == '−∞'
 
 
 def test_a_lower_bound_is_rounded_down_until_it_shows_what_it_exceeds():

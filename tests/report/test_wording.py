@@ -8,7 +8,8 @@ import gradleak as gl
 from gradleak.audit.plan import plan
 from gradleak.audit.result import methods as of_plan
 from gradleak.audit.settings import AuditSettings
-from gradleak.report import wording
+from gradleak.report import training_findings, wording
+from gradleak.report.words import said
 from tests.report.facts import methods
 
 
@@ -29,6 +30,14 @@ def test_settings_of_federated_averaging():
     assert part in text
 
 
+@pytest.mark.parametrize(('name', 'shown'), [('adam', 'by Adam'), ('adamw', 'by AdamW'), ('rmsprop', 'by RMSprop')])
+def test_optimizers_have_their_names(name, shown):
+  text = ' '.join(wording.settings({'share': 'delta', 'optimizer': name, 'local_epochs': 2}))
+  assert f'for 2 local epochs {shown} and sends' in text
+  (trained,) = training_findings.settings({'share': 'delta', 'optimizer': name})
+  assert f'with {shown[3:]}, and sends' in trained
+
+
 def test_what_is_not_set_is_not_said():
   assert wording.settings({}) == []
 
@@ -46,6 +55,41 @@ def test_a_gallery_in_words():
   assert all(part in one for part in ('1 image of class face', '1 flat one is left out', '1 of them is public'))
   made = {'by_class': False, 'images': {}, 'left_out': {}, 'flat': 4, 'public': 0}
   assert wording.gallery({'gallery': made}) == 'The gallery has no images. 4 flat ones are left out.'
+
+
+@pytest.mark.parametrize(
+  ('name', 'facts', 'expected'),
+  [
+    ('headline.images', {'recovered': 1, 'n': 8}, '1 of 8 images can be recovered'),
+    ('headline.images', {'recovered': 1, 'n': 1}, '1 of 1 image can be recovered'),
+    ('findings.above', {'seen': 1, 'n': 4}, '(1 of 4 is above chance)'),
+    ('settings.steps', {'steps': 1}, 'takes 1 step, if'),
+    ('leaderboard.granted', {'n': 1}, 'and 1 public sample.'),
+    ('sensitivity.leaks', {'recovered': 1, 'n': 8}, '1 of 8 uploads of production gives images away'),
+    ('sensitivity.few', {'trials': 1}, 'There is one trial: intervals'),
+    ('training.clients', {'clients': 1, 'per_round': 1, 'split': '', 'drop': ''}, 'is one client; 1 is drawn'),
+    ('training.clients', {'clients': 3, 'per_round': 2, 'split': '', 'drop': ''}, 'are 3 clients; 2 are drawn'),
+    ('captured.verdicts', {'controls': 1}, '1 run on noise is what a verdict has to exceed'),
+  ],
+)
+def test_a_count_of_one_is_singular(name, facts, expected):
+  assert expected in said(name, **facts)
+
+
+def test_settings_of_one_class_and_one_control_run():
+  config = {'dataset': 'd', 'num_classes': 1, 'trials': 1, 'controls': 1}
+  text = ' '.join(wording.settings(config))
+  assert '1 class.' in text and '1 control run sets the threshold' in text
+
+
+def test_upper_bounds_are_rounded_up_and_what_was_given_keeps_its_digits():
+  of = {'best': 'a', 'cost': '0.0 points', 'n': 50}
+  assert 'which allows up to 7.2 %.' in said('deploy.undecided_honest', **of, most=0.0711)
+  assert 'by chance in at most 0.41 % of' in said('findings.more_attackers', most=3, one_in=741, chance=300 / 741)
+  assert 'probability of at most 0.12 %.' in said('findings.anytime', rate=0.0012)
+  assert 'of at most 5.0 %.' in said('findings.anytime', rate=0.05)
+  asked = {'level': 'exact', 'most': 8, 'answers': ['x']}
+  assert 'known to ± 0.25 %,' in said('findings.stopped_within', share=0.0025, **asked)
 
 
 def test_citations_name_what_was_used_once():

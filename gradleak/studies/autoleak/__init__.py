@@ -22,7 +22,7 @@ from gradleak.audit.settings import AuditSettings
 from gradleak.audit.verdict import LEVELS, worst
 from gradleak.core import errors
 from gradleak.core.settings import paired
-from gradleak.core.storage import description, json_lines, made_folder, plain, seal, write_atomically
+from gradleak.core.storage import description, gathering, json_lines, made_folder, plain, seal, write_atomically
 from gradleak.defenses import NO_DEFENSE, Mechanism
 from gradleak.defenses.defense import bind
 from gradleak.engine.execution import Execution
@@ -220,7 +220,7 @@ class _Run:
     self.key, self.scenario, self.defenses, self.num_trials = key, scenario, defenses, num_trials
     self.batch_size, self.staged, self.how = batch_size, staged, how
     self.show = callback(progress)
-    self.folder = None if workdir is None else made_folder(workdir)
+    self.folder = None if workdir is None else made_folder(gathering(workdir, RESULT))
     self.audits: dict[str, AuditResult] = {}
     self.ranked: list[Ranked] = []
     self.stages: list[dict[str, Any]] = []

@@ -202,7 +202,8 @@ def _shared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _described(config: Mapping[str, Any]) -> str:
-  local = '' if config['share'] == 'gradient' else f' after {config["local_epochs"]} local epochs'
+  epochs = config.get('local_epochs') or 1
+  local = '' if config['share'] == 'gradient' else f' after {epochs} local epoch{"s" if epochs > 1 else ""}'
   start = f' from the weights of {config["weights"]}' if config.get('weights') else ''
   parted = f' ({config["partition"]})' if config.get('partition') else ''
   seed = f', seed {config["seed"]}' if config.get('seed') is not None else ''

@@ -24,6 +24,7 @@ from gradleak.attacks.base import as_attack
 from gradleak.audit import AuditResult, AuditSettings, audit, plan
 from gradleak.core import errors
 from gradleak.core.settings import check, paired
+from gradleak.core.storage import gathering
 from gradleak.defenses.defense import as_defense
 from gradleak.engine.execution import Execution
 from gradleak.engine.progress import rounds as reporter
@@ -110,7 +111,7 @@ def sensitivity(
   method = None if attack is None else as_attack(attack)
   hidden = as_defense(defense)
   how.check('gradleak.sensitivity', given.trials, workdir, 'group_size')
-  task = _Task(key, _checked(scenario, given), given, {}, errors.check_path('workdir', workdir), how, progress)
+  task = _Task(key, _checked(scenario, given), given, {}, gathering(workdir), how, progress)
   reporter(progress, 1)  # an unknown mode says so now
   local, classes = scenario.described_by('gradleak.sensitivity'), scenario.client.num_classes
   method = method or csdlg_fast(tv=1e-6 if 'tv' in scenario.client.modality.terms else 0.0)

@@ -142,7 +142,7 @@ def _of_model(
     Assumption(
       TRAINING,
       'The model is untrained.',
-      f'It was trained on public {several} for {settings.training_rounds} rounds.',
+      f'It was trained on public {several} for {_count(settings.training_rounds, "round")}.',
       lambda setting: setting._replace(trained=True),
       skipped=untrainable,
     ),
