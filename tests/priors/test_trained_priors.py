@@ -287,3 +287,11 @@ def test_dense_layers_of_pytorch(tmp_path):
   expected = (np.tanh(hidden @ arrays['2.weight'].T + arrays['2.bias']) + 1) / 2
   np.testing.assert_allclose(prior.make(prior.weights, jnp.asarray(latents)).reshape(2, 16), expected, atol=1e-5)
   assert prior.seen is None and prior.image_shape == (4, 4, 1) and prior.latent == 3
+
+
+def test_a_generator_of_pytorch_is_no_denoiser(tmp_path):
+  path = tmp_path / 'generator.npz'
+  np.savez(path, **{'0.weight': np.ones((16, 2), np.float32), '0.bias': np.zeros(16, np.float32)})
+  assert trained.load(path).image_shape == (4, 4, 1)
+  with pytest.raises(UsageError, match=r'generator\.npz holds a generator, expected a denoiser'):
+    trained.load(path, 'denoiser')
