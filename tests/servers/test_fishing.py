@@ -455,6 +455,7 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
   for settings, sent, message in (
     ({'target': 10}, honest, 'target is 10, expected an integer in'),
     ({'statistics': 'public'}, honest, 'public=\\(samples, targets\\)'),
+    ({'statistics': 'public'}, scenario(public=small_images), 'to the model .*, which has no BatchNorm: leave it out'),
     ({}, scenario(loss='squared_error'), 'needs the loss cross_entropy, and this client has squared_error'),
     ({}, scenario(share='delta'), "share='delta', epochs=1"),
     ({}, scenario(cohort=2), 'the server sees the mean of 2'),
