@@ -279,6 +279,7 @@ def _adapted(matching, seen, objective, auxiliary_data):
     labels='unused',
     auxiliary_data=matching.auxiliary_data or auxiliary_data,
     noise=lambda shape, variables: matching.noise((1, *shape[1:]), variables),
+    running=True,
   )
 
 

@@ -473,6 +473,12 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
       prepared(fishing_for(**settings), sent, 8)
 
 
+@pytest.mark.parametrize('fishing_for', [class_fishing, feature_fishing])
+def test_it_says_that_it_simulates_running_statistics(network, fishing_for):
+  assert fishing_for()(Client(network[0], 10)).running
+  assert not gradleak.attacks.csdlg()(Client(network[0], 10)).running
+
+
 def test_public_images_that_are_alike_are_a_usage_error(classifier):
   with pytest.raises(errors.UsageError, match='the same features'):
     fish(
