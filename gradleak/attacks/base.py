@@ -65,6 +65,7 @@ class Attack(NamedTuple):
     assumes: a sentence on what it knows, or assumes, of local training; empty where nothing of it is simulated.
     prior: a sentence on what it learned of samples from a file; empty for none.
     noise: (shape of a batch, variables of the model) -> whether it makes use of noise of a known level.
+    running: see `Knowledge`.
   """
 
   init: Callable[[jax.Array, Observation], Tree]
@@ -79,6 +80,7 @@ class Attack(NamedTuple):
   assumes: str = ''
   prior: str = ''
   noise: Callable[[tuple[int, ...], Tree], bool] = lambda shape, variables: True
+  running: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from gradleak.attacks import base
+from gradleak.attacks.matching.simulation import Simulation
 from gradleak.core import errors, trees
 from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
@@ -383,4 +384,5 @@ def lti(
     inverse: Any = observation.prepared
     return inverse.images(observation.update), None
 
-  return base.closed_form(read, auxiliary_data=True)
+  assumes = '' if client is None else Simulation().in_words(client)
+  return base.closed_form(read, auxiliary_data=True)._replace(assumes=assumes)

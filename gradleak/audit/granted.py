@@ -90,6 +90,7 @@ def knowledge(group: Group, attack: AttackMethod) -> Knowledge:
     prior=made.prior,
     training=made.assumes,
     cohort=group.client.cohort,
+    running=made.running,
   )
 
 

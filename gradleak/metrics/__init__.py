@@ -116,7 +116,8 @@ def evaluate(
   pairs = reconstructions[permutation[matched]], truth[matched]
   values = jax.device_get(_all_metrics(*pairs))
   shown = blank | pairs[0].any(axis=(1, 2, 3))
-  fully = (values['pearson'] >= FULLY) | (values['mse_unclipped'] <= LEVEL**2) & shown
+  correlations = values['pearson'] if signed else np.abs(values['pearson'])
+  fully = (correlations >= FULLY) | (values['mse_unclipped'] <= LEVEL**2) & shown
   seen = {} if among is None else _identified(*pairs, labels[matched], values['ssim'], np.flatnonzero(matched), among)
   return {
     **{name: float(np.mean(each, dtype=np.float64)) for name, each in values.items()},

@@ -81,6 +81,8 @@ class Critic(nn.Module):
     """Returns a number for each of the images [N, H, W, C]."""
     x, features = images, self.width
     while max(x.shape[1:3]) > _GRID:
+      if 1 in x.shape[1:3]:  # half of two pixels: a side of one stays one
+        x = jnp.pad(x, ((0, 0), *((0, max(0, 2 - side)) for side in x.shape[1:3]), (0, 0)), mode='edge')
       x = jax.nn.leaky_relu(_conv(features, 4, 2)(x), _SLOPE)
       features *= 2
     return layers.Dense(1, 'default')(layers.flatten(x))[:, 0]

@@ -143,8 +143,9 @@ def load(path: str | os.PathLike, kind: Annotated[str, Choice(KINDS)] = 'generat
     prior = _load(str(found), found.stat().st_mtime_ns)
   except OSError as error:
     raise errors.UsageError(f'cannot read the weights of the prior {found}: {error.strerror}') from error
-  if prior.about.get('kind', 'generator') != kind:
-    raise errors.UsageError(f'{found} holds a {prior.about["kind"]}, expected a {kind}')
+  held = prior.about.get('kind', 'generator')  # a file of PyTorch's does not say
+  if held != kind:
+    raise errors.UsageError(f'{found} holds a {held}, expected a {kind}')
   return prior
 
 

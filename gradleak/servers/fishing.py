@@ -71,8 +71,8 @@ def class_fishing_server(*, target: Class = 0, statistics: Statistics = 'running
 
   Raises (in `prepare`):
     UsageError: for a target that is no class, a last layer that is not dense with a bias, or not sent, and a client
-      that shares a delta, is one of a cohort or has another loss than cross-entropy. Also for no public images where
-      they are asked for.
+      that shares a delta, is one of a cohort or has another loss than cross-entropy. Also for no public images, or
+      a model without BatchNorm, where their statistics are asked for.
   """
   return one_round(_preparation(target, statistics))
 
@@ -147,8 +147,12 @@ def _preparation(target: int, statistics: str) -> Callable[[jax.Array, Scenario,
         raise errors.UsageError(
           "statistics='public' needs samples that everyone holds: give public=(samples, targets) to gradleak.scenario"
         )
-      if variables.get('batch_stats'):
-        variables |= {'batch_stats': batch_statistics(client.model, variables, public[0])}
+      if not variables.get('batch_stats'):
+        raise errors.UsageError(
+          f"statistics='public' makes no difference to the model {client.model.name!r}, which has no BatchNorm: leave "
+          'it out'
+        )
+      variables |= {'batch_stats': batch_statistics(client.model, variables, public[0])}
     return scenario._replace(variables=variables)
 
   return prepare
@@ -275,6 +279,7 @@ def _adapted(matching, seen, objective, auxiliary_data):
     labels='unused',
     auxiliary_data=matching.auxiliary_data or auxiliary_data,
     noise=lambda shape, variables: matching.noise((1, *shape[1:]), variables),
+    running=True,
   )
 
 

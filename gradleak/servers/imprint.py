@@ -197,11 +197,16 @@ def imprint_server(
       working; published is False, and the network is given what the module returns alone.
 
   Raises (in `prepare`):
-    UsageError: for empirical quantiles without public images.
+    UsageError: for empirical quantiles without public images, and for a model of tokens.
   """
 
   def prepare(key: jax.Array, scenario: Scenario, batch_size: int) -> Scenario:
     del batch_size
+    if scenario.client.model.takes_ids:
+      raise errors.UsageError(
+        f'imprint measures the values of a sample, and the model {scenario.client.model.name!r} takes tokens: take '
+        'decepticons'
+      )
     w = measurement_vector(key, int(np.prod(scenario.samples.shape[1:])), measurement)
     measured = None
     if scenario.public is not None:

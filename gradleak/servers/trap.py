@@ -437,7 +437,7 @@ def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', 
   themselves.
 
   Closed-form. It returns as many images as the batch has samples, but at most one per neuron, the surest first. Images
-  beyond those that were found are the decoding of an input of zeros. It returns no labels.
+  beyond those that were found are black. It returns no labels.
 
   Formula:
     w_{ji} = n_{ji} \cdot s^{[n_{ji} > 0]}, \; n_{ji} \sim \mathcal{N}(0, \sigma^2) \text{ (independent)}
@@ -460,7 +460,9 @@ def trap(client: Client, *, variant: Annotated[str, Choice(VARIANTS)] = 'both', 
     update, sent = (
       tuple(trees.get(t, p) for p in paths) for t in (observation.update, observation.variables['params'])
     )
-    inputs, _ = recover(update, sent, min(observation.batch_shape[0], update[1].shape[0]), client.modality)
-    return passage(layers, observation.update, sample_shape).decode(inputs), None
+    inputs, support = recover(update, sent, min(observation.batch_shape[0], update[1].shape[0]), client.modality)
+    samples = passage(layers, observation.update, sample_shape).decode(inputs)
+    found = support.reshape(-1, *[1] * (samples.ndim - 1)) > 0
+    return jnp.where(found, samples, jnp.zeros_like(samples)), None  # behind a pooling, zeros decode to grey
 
   return closed_form(read, auxiliary_data=variant in ('soliton_data', 'qbi'))

@@ -44,6 +44,7 @@ class Knowledge:
     prior: a sentence on what else it learned of samples, from a file.
     training: a sentence on what the attacker knows, or assumes, of local training.
     cohort: number of clients whose mean update is all that it sees.
+    running: whether it simulates BatchNorm on the running statistics that were sent, whatever the client does.
   """
 
   labels: str = 'known'
@@ -57,6 +58,7 @@ class Knowledge:
   prior: str = ''
   training: str = ''
   cohort: int = 1
+  running: bool = False
 
   def __post_init__(self) -> None:
     for field, (kind, valid) in _VALID.items():
@@ -99,11 +101,11 @@ class Knowledge:
       'delta': f'It sees the difference of the weights after {steps}, as the client sent it.',
     }[self.share]
     training = [self._trained] if self._trained else []
+    same = 'simulates the same and is given no statistics'
+    simulated = 'simulates it on the running statistics that it sends' if self.running else same
     norm = {
       'none': [],
-      'train': [
-        'The client runs BatchNorm on batch statistics; the attacker simulates the same and is given no statistics.'
-      ],
+      'train': [f'The client runs BatchNorm on batch statistics; the attacker {simulated}.'],
       'eval': ['The client runs BatchNorm on the running statistics of the global model, which the server knows.'],
     }[self.batch_norm]
     defense = {

@@ -208,6 +208,8 @@ def test_what_is_assumed_is_said(problem):
   drawn = dataclasses.replace(client, shuffled=True, augment=lambda key, images: images)
   words = 'the size of the batches and not the order of the samples, nor how they were augmented.'
   assert words in attacks.csdlg()(drawn).assumes
+  for method in (attacks.ggl(width=2), attacks.lti()):  # which simulate the client without a gradient of pixels
+    assert [method(one).assumes for one in (client, drawn)] == [attacks.csdlg()(one).assumes for one in (client, drawn)]
 
 
 @pytest.mark.parametrize('settings', [{'rate': 5.0}, {'epochs': 2}, {'batch_size': 1}])

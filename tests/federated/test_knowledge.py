@@ -49,6 +49,7 @@ def words(**granted):
     ({'share': 'gradient'}, 'sees the gradient of one step', 'local steps'),
     ({'share': 'delta', 'local_steps': 6}, 'after 6 local steps', 'gradient of one step'),
     ({'batch_norm': 'train'}, 'batch statistics', 'running statistics'),
+    ({'batch_norm': 'train', 'running': True}, 'it on the running statistics that it sends.', 'simulates the same'),
     ({'batch_norm': 'eval'}, 'running statistics', 'batch statistics'),
     ({'batch_norm': 'none'}, '.', 'BatchNorm'),
     ({'defense': 'none'}, 'The client uses no defense.', 'knows the defense'),

@@ -177,3 +177,11 @@ def test_bad_input_is_a_usage_error(changes, expected):
   arguments = {'reconstructions': batch(1), 'truth': batch(2), 'labels_hat': LABELS, 'labels': LABELS, **changes}
   with pytest.raises(errors.UsageError, match=expected):
     metrics.evaluate(**arguments)
+
+
+def test_an_image_that_is_revealed_up_to_its_sign_has_a_psnr():
+  truth = batch(n=1)
+  given = 1 - truth, truth, LABELS[:1], LABELS[:1]
+  row, known = (metrics.evaluate(*given, signed=signed) for signed in (False, True))
+  assert (row['revealed'], known['revealed']) == (1, 0) and np.isnan(known['revealed_psnr'])
+  assert row['revealed_psnr'] == row['psnr'] and np.isfinite(row['psnr'])

@@ -287,3 +287,22 @@ def test_dense_layers_of_pytorch(tmp_path):
   expected = (np.tanh(hidden @ arrays['2.weight'].T + arrays['2.bias']) + 1) / 2
   np.testing.assert_allclose(prior.make(prior.weights, jnp.asarray(latents)).reshape(2, 16), expected, atol=1e-5)
   assert prior.seen is None and prior.image_shape == (4, 4, 1) and prior.latent == 3
+
+
+def test_a_generator_of_pytorch_is_no_denoiser(tmp_path):
+  path = tmp_path / 'generator.npz'
+  np.savez(path, **{'0.weight': np.ones((16, 2), np.float32), '0.bias': np.zeros(16, np.float32)})
+  assert trained.load(path).image_shape == (4, 4, 1)
+  with pytest.raises(UsageError, match=r'generator\.npz holds a generator, expected a denoiser'):
+    trained.load(path, 'denoiser')
+
+
+@pytest.mark.parametrize(('shape', 'halvings'), [((8, 64, 1), 4), ((64, 3, 3), 4), ((1, 20, 1), 3), ((28, 28, 1), 3)])
+def test_a_critic_sees_long_images(shape, halvings):
+  """A side that is halved to one pixel stays one while the other is halved."""
+  made = gan.training(shape, width=2, batch_size=2)
+  weights = jax.eval_shape(made.init, jax.random.key(0)).critic
+  assert sum(name.startswith('Conv') for name in weights) == halvings
+  sides = [max(1, side // 2**halvings) for side in shape[:2]]
+  (dense,) = [leaves for name, leaves in weights.items() if name.startswith('Dense')]
+  assert max(leaf.size for leaf in jax.tree.leaves(dense)) == sides[0] * sides[1] * 2 * 2 ** (halvings - 1)

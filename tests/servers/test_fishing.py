@@ -455,6 +455,7 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
   for settings, sent, message in (
     ({'target': 10}, honest, 'target is 10, expected an integer in'),
     ({'statistics': 'public'}, honest, 'public=\\(samples, targets\\)'),
+    ({'statistics': 'public'}, scenario(public=small_images), 'to the model .*, which has no BatchNorm: leave it out'),
     ({}, scenario(loss='squared_error'), 'needs the loss cross_entropy, and this client has squared_error'),
     ({}, scenario(share='delta'), "share='delta', epochs=1"),
     ({}, scenario(cohort=2), 'the server sees the mean of 2'),
@@ -470,6 +471,12 @@ def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, smal
   ):
     with pytest.raises(errors.UsageError, match=message):
       prepared(fishing_for(**settings), sent, 8)
+
+
+@pytest.mark.parametrize('fishing_for', [class_fishing, feature_fishing])
+def test_it_says_that_it_simulates_running_statistics(network, fishing_for):
+  assert fishing_for()(Client(network[0], 10)).running
+  assert not gradleak.attacks.csdlg()(Client(network[0], 10)).running
 
 
 def test_public_images_that_are_alike_are_a_usage_error(classifier):

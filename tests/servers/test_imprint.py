@@ -1,5 +1,7 @@
 """The imprint module against its bins counted in NumPy, and what it leaves of the model behind it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -285,6 +287,14 @@ def test_a_frozen_layer_is_found_behind_the_module_by_its_name(prepared):
   sent = prepared(imprint(bins=4), scenario, 1)
   trained = sent.client.trained_layers(sent.variables['params'], images.shape[1:])['model']
   assert not trained['in']['w'] and not trained['out']['b'] and trained['out']['w']
+
+
+def test_a_model_of_tokens_is_refused_by_its_name(honest, prepared):
+  scenario = honest()
+  tokens = scenario.client.model._replace(name='words', dtype='int32')
+  of_tokens = scenario._replace(client=dataclasses.replace(scenario.client, model=tokens))
+  with pytest.raises(errors.UsageError, match="the model 'words' takes tokens: take decepticons"):
+    prepared(imprint(), of_tokens, 12)
 
 
 def test_what_is_missing_is_named(honest, prepared):

@@ -312,3 +312,13 @@ def test_weights_in_half_precision_pass_images_up_to_rounding(faces, prepared):
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), made.variables)
   with jax.numpy_dtype_promotion('standard'):  # of pixels and weights
     assert prepared(trap(), made._replace(variables=half), 8)
+
+
+@pytest.mark.parametrize('pool', [False, True])
+def test_images_beyond_those_that_were_found_are_black(faces, pool):
+  """Behind a pooling, an input of zeros decodes to grey, which would be an answer."""
+  honest = scenario(Convolutional('SAME', pool), faces[:2])
+  nothing = jax.tree.map(jnp.zeros_like, honest.variables['params'])
+  seen = Observation(honest.variables, nothing, jnp.zeros((2, 10)), Knowledge(), (2, *faces.shape[1:]), 10)
+  found = trap()(honest.client).reconstruct(jnp.float32(0), seen)
+  assert found.samples.shape == (2, 12, 12, 1) and not np.any(found.samples)

@@ -165,4 +165,5 @@ def evolution(matching: Matching, *, population: int, kl: float | jax.Array, lab
   errors.check_number('population', population, low=4, high=10_000, integer=True)
   errors.check_number('kl', kl, low=0, finite=True)
   made = Evolution(matching, population, kl)
-  return Attack(made.init, made.step, made.reconstruct, made.objective, matching.steps, labels)
+  assumes = '' if matching.client is None else matching.simulation.in_words(matching.client)
+  return Attack(made.init, made.step, made.reconstruct, made.objective, matching.steps, labels, assumes=assumes)
