@@ -198,16 +198,16 @@ def broken(worst: Sequence[Entry], config: Config) -> list[Finding]:
   entries = _broken(worst)
   if not entries:
     return []
-  hidden = _all_of(entries, config)
+  none_of = _none_of(entries, config)
   if len(entries) == 1:
     (entry,) = entries
-    return [found('findings.broken', defenses=defenses(entries), hidden=hidden, entry=entry, means=_means(entry))]
+    return [found('findings.broken', defenses=defenses(entries), none_of=none_of, entry=entry, means=_means(entry))]
   groups = together(((*_rank(entry, 'recovered'), _means(entry)), entry) for entry in entries)
   counts = [
     _count('count_means', group, means=means)
     for (*_, means), group in sorted(groups.items(), key=lambda item: item[0][:-1])
   ]
-  return [found('findings.broken_several', n=len(entries), hidden=hidden, counts=counts)]
+  return [found('findings.broken_several', n=len(entries), none_of=none_of, counts=counts)]
 
 
 def hinting(worst: Sequence[Entry], config: Config) -> list[Finding]:
@@ -413,11 +413,6 @@ def _means(entry: Entry) -> str:
 def _none_of(entries: Sequence[Entry], config: Config) -> str:
   single, uploads = _uploads(entries, config)
   return f'the one {uploads} is not' if single else f'none of the {uploads} is'
-
-
-def _all_of(entries: Sequence[Entry], config: Config) -> str:
-  single, uploads = _uploads(entries, config)
-  return f'the one {uploads}' if single else f'all {uploads}'
 
 
 def _uploads(entries: Sequence[Entry], config: Config) -> tuple[bool, str]:

@@ -133,7 +133,7 @@ def test_a_count_is_of_the_uploads_of_its_own_defense():
     entry(name, 4, n=n, non_adaptive=0, adaptive=4, adaptive_attacks=['x']) for name, n in (('a', 64), ('b', 8))
   ]
   said = str(*findings.broken(several, SINGLE)).replace('`', '')
-  assert '2 defenses hide all images' in said and '4 of 8 under b' in said and '4 of 64 under a' in said
+  assert 'Under 2 defenses none of the images is recovered' in said and '4 of 8 under b' in said and '4 of 64 under a' in said
 
 
 def test_not_solved_is_never_called_protection():
@@ -188,13 +188,14 @@ def test_a_caution_on_transformed_samples_follows_from_the_place_and_not_from_th
 def test_a_defense_that_stops_non_adaptive_attackers_alone():
   prune = entry('prune', recovered=4, non_adaptive=0, adaptive=4, adaptive_attacks=['strong', 'weak'])
   (one,) = findings.broken([entry(recovered=4), prune], {'batch_size': 8})
-  assert (one.facts['hidden'], one.facts['means']) == ('all 4 batches of 8 images', 'most by `strong`')
+  assert (one.facts['none_of'], one.facts['means']) == ('none of the 4 batches of 8 images is', 'most by `strong`')
   single = [
     entry(recovered=1, n=1),
     entry('prune', recovered=1, n=1, non_adaptive=0, adaptive=1, adaptive_attacks=['masked']),
   ]
   (one,) = findings.broken(single, SINGLE)
-  assert str(one).startswith('`prune` hides the one image from') and '1 of 1 (10–90 %) is recovered' in str(one)
+  assert str(one).startswith('Under `prune` the one image is not recovered by a non-adaptive')
+  assert '1 of 1 (10–90 %) is by an adaptive one' in str(one)
 
 
 def test_the_headline_is_the_worst_case_and_says_what_the_non_adaptive_get():
@@ -337,9 +338,9 @@ def test_a_threshold_does_not_depend_on_the_order_of_its_runs():
       'On noise in place of an upload (the null-gradient control) the 95th percentile of its runs is 9.8 dB.',
     ),
     (
-      found('findings.broken', defenses=['a'], hidden='all 4 images', entry=UNDEFENDED[0], means='`x`'),
-      '`a` hides all 4 images from a non-adaptive attacker, but 3 of 4 (10–90 %) are recovered by an adaptive one, who '
-      'knows it (`x`).',
+      found('findings.broken', defenses=['a'], none_of='none of the 4 images is', entry=UNDEFENDED[0], means='`x`'),
+      'Under `a` none of the 4 images is recovered by a non-adaptive attacker, but 3 of 4 (10–90 %) are by an adaptive '
+      'one, who knows it (`x`).',
     ),
     (
       found('findings.unsolved', defenses=['a', 'b'], none_of='none is', failed=5, runs=8, n=2),

@@ -303,7 +303,7 @@ def test_guarantees_and_what_was_sent(both, beside):
 
 def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):
   text = ' '.join(' '.join(beside.text).split())
-  assert 'hides all 4 images from a non-adaptive attacker, but 4 of 4 (39–100 %) are' in text
+  assert 'none of the 4 images is recovered by a non-adaptive attacker, but 4 of 4 (39–100 %) are by' in text
   assert 'Attackers who know the defense were tried and failed, too.' in text
 
 
