@@ -315,8 +315,8 @@ class Flags:
     return variables
 
   def weights_described(self) -> dict[str, str]:
-    """Returns `{'init': the rule}`, or `{'weights': the name of the file}`."""
-    if self.weights:
+    """Returns `{'init': the rule, or the module of PyTorch}`, or `{'weights': the name of the file}`."""
+    if 'weights' in self and self.weights:
       return {'weights': os.path.basename(self.weights)}
     return {'init': self.torch_model if 'torch_model' in self and self.torch_model else self.init}
 

@@ -65,7 +65,7 @@ def main(_):
   check_outputs(scenario, _GIVEN.outputs(private))
   found = gl.sensitivity(
     key,
-    scenario.noted({'split': private.split, 'init': _GIVEN.init, 'seed': _GIVEN.seed}),
+    scenario.noted({'split': private.split, **_GIVEN.weights_described(), 'seed': _GIVEN.seed}),
     attack=attack,
     defense=defense,
     settings=_GIVEN.made(gl.SensitivitySettings),

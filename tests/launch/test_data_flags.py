@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import types
 from unittest import mock
 
 import numpy as np
@@ -126,3 +127,23 @@ def test_more_public_samples_than_there_are_train_no_model_in_silence(images):
   done = programs.start('sensitivity', f'--dataset={images}', '--image_size=8', '--public=9', '--progress=none')
   assert done.status == 2
   assert '9 public samples are asked for' in done.err and 'has 8' in done.err
+
+
+@pytest.mark.parametrize(
+  ('given', 'described'),
+  [
+    (
+      {'init': 'default', 'torch_model': 'mine:Net'},
+      {'init': 'mine:Net'},
+    ),  # of gradleak sensitivity, without --weights
+    ({'init': 'default', 'torch_model': None}, {'init': 'default'}),
+    ({'init': 'explicit', 'weights': ''}, {'init': 'explicit'}),
+    ({'init': 'explicit', 'weights': 'folder/w.npz'}, {'weights': 'w.npz'}),
+  ],
+)
+def test_it_is_described_where_weights_are_from(given, described):
+  class Given(types.SimpleNamespace):
+    def __contains__(self, name):
+      return hasattr(self, name)
+
+  assert _flags.Flags.weights_described(Given(**given)) == described
