@@ -708,6 +708,31 @@ def test_what_an_export_does_not_show_is_refused(make, part):
     gl.models.from_torch(make(), images(4, 6))
 
 
+class Held(nn.Sequential):
+  """Whose norm stays in evaluation when it trains."""
+
+  def train(self, mode=True):
+    super().train(mode)
+    self[1].eval()
+    return self
+
+
+def test_parts_in_evaluation_of_a_network_in_training_are_refused_where_that_matters():
+  """The norm of a network that is tuned was held by its client, and trained here: the update was another one."""
+  torch.manual_seed(0)
+  layers, x = [nn.Sequential(nn.Linear(6, 3), nn.Dropout(0)), nn.BatchNorm1d(3)], images(4, 6)
+  module = nn.Sequential(*layers)
+  module[1].eval()
+  with pytest.raises(gl.UsageError, match="'sequential' is in training and 1 in evaluation, where it computes other"):
+    gl.models.from_torch(module, x)
+  module[0].eval()
+  module[1].train()
+  whole, held = copy.deepcopy(module).eval(), Held(*copy.deepcopy(layers)).train()
+  for given, moved in (module, True), (whole, True), (held, False):
+    _, variables = gl.models.from_torch(given, x, check=False)
+    assert ('batch_stats' in variables) == moved
+
+
 def test_an_example_of_several_tensors_or_of_bfloat16():
   with pytest.raises(gl.UsageError, match='the example is a tuple of tensors'):
     gl.models.from_torch(nn.Linear(6, 3), (images(4, 6), images(4, 6)))
