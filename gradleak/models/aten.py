@@ -49,7 +49,7 @@ class Run:
 
   Attributes:
     dtype: of all floats.
-    train: whether BatchNorm uses the statistics of the batch.
+    train: whether BatchNorm uses the statistics of the batch where the program says so.
     key: of dropout, or None for none.
     counted: (array [N, …]) -> which of its samples count in the statistics of a batch, [N, 1, …] booleans, or None.
     where: the operation that is run, for messages.

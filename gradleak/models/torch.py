@@ -501,7 +501,7 @@ def _values(
     )
   floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
   dtype = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else floats[0] if floats else jnp.float32
-  run = aten.Run(dtype, train, key, masked.counted)
+  run = aten.Run(dtype, train or program is network.evaluation, key, masked.counted)
   values = {}
   for entry in network.layout.entries:
     leaf = get(variables, entry.path)

@@ -745,6 +745,7 @@ def test_an_example_of_several_tensors_or_of_bfloat16():
   [
     lambda: Net(lambda net, x: {'logits': net.fc(x)}),
     lambda: Net(lambda net, x: net.fc(x * without_gradient(net.stem, x)), stem=nn.Linear(6, 6)),
+    lambda: Net(lambda net, x: nn.functional.batch_norm(net.fc(x), torch.zeros(3), torch.ones(3), training=True)),
     lambda: Net(lambda net, x: net.fc(net.stem(x)), stem=nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))),
     lambda: Net(
       lambda net, x: net.fc(nn.functional.embedding((x > 0.5).long(), net.rows, sparse=True).sum(1)[:, None] * x),
