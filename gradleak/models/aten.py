@@ -295,7 +295,10 @@ def _clamp(run: Run, x: Any, low: Any = None, high: Any = None, *, strict: bool 
   inside = jnp.greater if strict else jnp.greater_equal
   (x, *bounds), maps = aligned(run, x, *(one for one in (low, high) if one is not None))
   if low is not None:
-    x = jnp.where(inside(x, bounds[0]), x, bounds[0])
+    least = bounds[0]
+    if high is not None and is_array(low):  # at equal bounds, PyTorch gives neither the derivative of what is below
+      least = jnp.where(bounds[1] == least, jax.lax.stop_gradient(least), least)
+    x = jnp.where(inside(x, least), x, least)
   if high is not None:
     x = jnp.where(inside(bounds[-1], x), x, bounds[-1])
   return Last(x) if maps else x

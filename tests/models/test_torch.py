@@ -386,6 +386,17 @@ def test_magnitudes_have_the_slope_of_pytorch_at_zero():
   np.testing.assert_array_equal(np.ravel(slope), x.grad.numpy().ravel())
 
 
+def test_bounds_that_are_arrays_have_the_slopes_of_pytorch_where_they_meet_and_cross():
+  given = [[-1, 1, 3, 2, 0, 1, 2, 4, 1], [0, 0, 0, 2, 2, 3, 3, 3, 1], [2, 2, 2, 2, 2, 1, 1, 1, 1]]
+  theirs = [torch.tensor(one, dtype=torch.float32, requires_grad=True) for one in given]
+  theirs[0].clamp(*theirs[1:]).sum().backward()
+  run = aten.Run(np.float32, True, None, None)
+  arrays = [jnp.asarray(one, jnp.float32) for one in given]
+  slopes = jax.grad(lambda *arrays: jnp.sum(aten.OPERATIONS['clamp'](run, *arrays)), (0, 1, 2))(*arrays)
+  for slope, one in zip(slopes, theirs, strict=True):
+    np.testing.assert_array_equal(slope, one.grad.numpy())
+
+
 def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
   notes = gl.data.load('notes', 'test', limit=6)
   size, length = notes.known['vocabulary'], notes.samples.shape[1]
