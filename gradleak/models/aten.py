@@ -49,7 +49,7 @@ class Run:
 
   Attributes:
     dtype: of all floats.
-    train: whether BatchNorm uses the statistics of the batch.
+    train: whether BatchNorm uses the statistics of the batch where the program says so.
     key: of dropout, or None for none.
     counted: (array [N, …]) -> which of its samples count in the statistics of a batch, [N, 1, …] booleans, or None.
     where: the operation that is run, for messages.
@@ -295,7 +295,10 @@ def _clamp(run: Run, x: Any, low: Any = None, high: Any = None, *, strict: bool 
   inside = jnp.greater if strict else jnp.greater_equal
   (x, *bounds), maps = aligned(run, x, *(one for one in (low, high) if one is not None))
   if low is not None:
-    x = jnp.where(inside(x, bounds[0]), x, bounds[0])
+    least = bounds[0]
+    if high is not None and is_array(low):  # at equal bounds, PyTorch gives neither the derivative of what is below
+      least = jnp.where(bounds[1] == least, jax.lax.stop_gradient(least), least)
+    x = jnp.where(inside(x, least), x, least)
   if high is not None:
     x = jnp.where(inside(bounds[-1], x), x, bounds[-1])
   return Last(x) if maps else x

@@ -119,7 +119,7 @@ class _Soft:
     place = _rectified(equation)
     if place is not None and not self._is_variance(equation.invars[place]):
       return [relu(taken[place], self.scaled(taken[place]))]
-    if name == 'reduce_window_max' and set(options['base_dilation']) == {1}:
+    if name == 'reduce_window_max' and set(options['base_dilation']) == {1} and _has_slope(equation):
       self.pools += 1
       return [largest(pool_windows(taken[0], options), self.scaled(taken[0]))]
     inner = options.get('jaxpr') if name in ('jit', 'pjit') else None
@@ -167,6 +167,11 @@ def pool_windows(x: jax.Array, options: dict[str, Any]) -> jax.Array:
   return jnp.stack(found, axis=-1)
 
 
+def _has_slope(equation: Any) -> bool:
+  """Returns whether what an operation makes are floats: places and other whole numbers have no derivative."""
+  return jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating)
+
+
 def _rectified(equation: Any) -> int | None:
   """Returns which operand of an operation goes through a ReLU; None for any other operation."""
   inner = equation.params.get('call_jaxpr') or equation.params.get('jaxpr')
@@ -175,7 +180,7 @@ def _rectified(equation: Any) -> int | None:
     if len(program.eqns) != 1 or len(program.invars) != 1 or program.outvars != program.eqns[0].outvars:
       return None
     return None if _rectified(program.eqns[0]) is None else 0
-  if equation.primitive.name != 'max':
+  if equation.primitive.name != 'max' or not _has_slope(equation):
     return None
   zeros = [isinstance(one, Literal) and not np.any(one.val) for one in equation.invars]
   return zeros.index(False) if sum(zeros) == 1 else None

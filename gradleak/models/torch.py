@@ -82,7 +82,8 @@ def from_torch(
 
   Raises:
     UsageError: without PyTorch; for what is no such module; for operations that are not understood, which it names; for
-      a module that takes batches of one size alone; and where both networks differ, with the first layer that does.
+      a module that takes batches of one size alone, and one in training of which a part in evaluation computes other
+      things; and where both networks differ, with the first layer that does.
   """
   torch = _torch()
   module = torch_modules.copied(torch, module)
@@ -99,7 +100,9 @@ def from_torch(
     normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   samples = torch.from_numpy(np.array(_normalised(given, normalisation)))
+  apart = [part for part, one in module.named_modules() if not one.training] if module.training else []
   modes = [_exported(torch, module, _to_torch(samples), train, name) for train in (True, False)]
+  _check_parts(torch, module, _to_torch(samples), apart, modes[0], name)
   missing = {step.name: step for program in modes for step in program.missing()}
   if missing:
     raise unsupported(list(missing.values()))
@@ -144,13 +147,59 @@ def _to_torch(samples: Any) -> Any:
 # Export --------------------------------------------------------------------------------------------------------------
 
 
-def _exported(torch: Any, module: Any, samples: Any, train: bool, name: str) -> Program:
-  """Returns the `Program` of a module in one mode; its buffers stay as they are.
+def _check_parts(torch: Any, module: Any, samples: Any, apart: Sequence[str], program: Program, name: str) -> None:
+  """Raises `UsageError` where a module in training was given with parts in evaluation that compute other things there.
+
+  Args:
+    torch: the package.
+    module: whose mode is changed.
+    samples: as it takes them.
+    apart: names of these parts.
+    program: of the module whose parts are all in training, but for those that its own `train` leaves.
+    name: of the module.
+  """
+  module.train()
+  moved = [part for part in apart if module.get_submodule(part).training]
+  if not moved:
+    return
+  if _computed(_exported(torch, module, samples, True, name, moved)) != _computed(program):
+    raise errors.UsageError(
+      f'the module {name!r} is in training and {errors.some(moved)} in evaluation, where it computes other things: '
+      'call train() on the whole if its client does, or let its own train() leave that part in evaluation'
+    )
+
+
+def _computed(program: Program) -> list[tuple]:
+  """Returns the operations of a program, without flags of training, and dropouts, that change nothing."""
+  known: dict[int, Any] = {}
+  found: list[tuple] = []
+
+  def named(value: Any) -> Any:
+    if isinstance(value, Ref):
+      return known.get(value.place, value)
+    return tuple(map(named, value)) if type(value) is tuple else value
+
+  for step in program.steps:
+    given = step.arguments
+    if step.base == 'dropout' and not all(given[1:]):
+      known[step.place] = named(given[0])
+      continue
+    if step.name.endswith('.input') and not (given[5] and given[4] > 1):  # recurrent layers drop between two of them
+      given = (*given[:6], *given[7:])
+    known[step.place] = f'value {len(found)}'
+    found.append((step.name, named(given), named(tuple(step.options.items()))))
+  return found
+
+
+def _exported(torch: Any, module: Any, samples: Any, train: bool, name: str, apart: Sequence[str] = ()) -> Program:
+  """Returns the `Program` of a module in one mode; its buffers stay as they are. Parts `apart` are in evaluation.
 
   A module that asks for `len(samples)` can be exported for only one number of samples. Then several exports tell how
   its program depends on that number.
   """
   module.train(train)
+  for part in apart:
+    module.get_submodule(part).training = False
   try:
     return _for_batch(torch, module, samples, True, name)
   except Exception as error:  # a user's network may raise anything
@@ -452,7 +501,7 @@ def _values(
     )
   floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
   dtype = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else floats[0] if floats else jnp.float32
-  run = aten.Run(dtype, train, key, masked.counted)
+  run = aten.Run(dtype, train or program is network.evaluation, key, masked.counted)
   values = {}
   for entry in network.layout.entries:
     leaf = get(variables, entry.path)

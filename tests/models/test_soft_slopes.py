@@ -85,6 +85,20 @@ def test_other_maxima_and_functions_stay_as_they_are():
   assert not has_max_pools(made, variables, (3,))
 
 
+def test_maxima_of_whole_numbers_stay_as_they_are():
+  """Places that are held at zero ended in 'not inexact'."""
+
+  def places(x):
+    here = jnp.maximum(jnp.arange(3) - 1, 0)
+    return here + nn.max_pool(jnp.zeros((1, 3, 3, 1), jnp.int32), (3, 3))[0, 0, 0]
+
+  kernel, images = jnp.asarray([[0.5, 2.0, -1.0]]), jax.random.normal(KEY, (4, 3))
+  made, variables = model(lambda x, kernel: jax.nn.relu(x * kernel)[:, places(x)], kernel)
+  soft = soft_slopes(made, 0.5).apply(variables, images)[0]
+  np.testing.assert_array_equal(soft, np.maximum(images * kernel, 0)[:, [0, 0, 1]])
+  assert not has_max_pools(made, variables, (3,))
+
+
 def pooled(kind, x):
   if kind == 'house':
     return layers.max_pool(x, 2)

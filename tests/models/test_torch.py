@@ -386,6 +386,17 @@ def test_magnitudes_have_the_slope_of_pytorch_at_zero():
   np.testing.assert_array_equal(np.ravel(slope), x.grad.numpy().ravel())
 
 
+def test_bounds_that_are_arrays_have_the_slopes_of_pytorch_where_they_meet_and_cross():
+  given = [[-1, 1, 3, 2, 0, 1, 2, 4, 1], [0, 0, 0, 2, 2, 3, 3, 3, 1], [2, 2, 2, 2, 2, 1, 1, 1, 1]]
+  theirs = [torch.tensor(one, dtype=torch.float32, requires_grad=True) for one in given]
+  theirs[0].clamp(*theirs[1:]).sum().backward()
+  run = aten.Run(np.float32, True, None, None)
+  arrays = [jnp.asarray(one, jnp.float32) for one in given]
+  slopes = jax.grad(lambda *arrays: jnp.sum(aten.OPERATIONS['clamp'](run, *arrays)), (0, 1, 2))(*arrays)
+  for slope, one in zip(slopes, theirs, strict=True):
+    np.testing.assert_array_equal(slope, one.grad.numpy())
+
+
 def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
   notes = gl.data.load('notes', 'test', limit=6)
   size, length = notes.known['vocabulary'], notes.samples.shape[1]
@@ -708,6 +719,31 @@ def test_what_an_export_does_not_show_is_refused(make, part):
     gl.models.from_torch(make(), images(4, 6))
 
 
+class Held(nn.Sequential):
+  """Whose norm stays in evaluation when it trains."""
+
+  def train(self, mode=True):
+    super().train(mode)
+    self[1].eval()
+    return self
+
+
+def test_parts_in_evaluation_of_a_network_in_training_are_refused_where_that_matters():
+  """The norm of a network that is tuned was held by its client, and trained here: the update was another one."""
+  torch.manual_seed(0)
+  layers, x = [nn.Sequential(nn.Linear(6, 3), nn.Dropout(0)), nn.BatchNorm1d(3)], images(4, 6)
+  module = nn.Sequential(*layers)
+  module[1].eval()
+  with pytest.raises(gl.UsageError, match="'sequential' is in training and 1 in evaluation, where it computes other"):
+    gl.models.from_torch(module, x)
+  module[0].eval()
+  module[1].train()
+  whole, held = copy.deepcopy(module).eval(), Held(*copy.deepcopy(layers)).train()
+  for given, moved in (module, True), (whole, True), (held, False):
+    _, variables = gl.models.from_torch(given, x, check=False)
+    assert ('batch_stats' in variables) == moved
+
+
 def test_an_example_of_several_tensors_or_of_bfloat16():
   with pytest.raises(gl.UsageError, match='the example is a tuple of tensors'):
     gl.models.from_torch(nn.Linear(6, 3), (images(4, 6), images(4, 6)))
@@ -720,6 +756,7 @@ def test_an_example_of_several_tensors_or_of_bfloat16():
   [
     lambda: Net(lambda net, x: {'logits': net.fc(x)}),
     lambda: Net(lambda net, x: net.fc(x * without_gradient(net.stem, x)), stem=nn.Linear(6, 6)),
+    lambda: Net(lambda net, x: nn.functional.batch_norm(net.fc(x), torch.zeros(3), torch.ones(3), training=True)),
     lambda: Net(lambda net, x: net.fc(net.stem(x)), stem=nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))),
     lambda: Net(
       lambda net, x: net.fc(nn.functional.embedding((x > 0.5).long(), net.rows, sparse=True).sum(1)[:, None] * x),
