@@ -126,7 +126,10 @@ def _newest(entries: Mapping[str, Mapping[str, Any]]) -> list[list[Mapping[str, 
     newest[task[name]] = max(number_of(entry), newest.get(task[name], 0))
   kept = [entry for name, entry in entries.items() if number_of(entry) == newest[task[name]]]
   grouped = together((json.dumps(entry['task'], sort_keys=True), entry) for entry in kept)
-  return sorted(grouped.values(), key=lambda of: (-number_of(of[0]), of[0]['task']['dataset'], of[0]['task']['model']))
+  return sorted(
+    map(deploy.largest, grouped.values()),
+    key=lambda of: (-number_of(of[0]), of[0]['task']['dataset'], of[0]['task']['model']),
+  )
 
 
 def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -101,9 +101,14 @@ def _worst_seeds(
   entries: Sequence[Mapping[str, Any]], seen: Callable[[Mapping[str, Any]], Any]
 ) -> list[Mapping[str, Any]]:
   """Returns an entry per defense: of each seed that of most uploads, and of the seeds the one that shows most."""
-  most = {(entry['text'], entry.get('seed')): entry for entry in sorted(entries, key=lambda one: one['honest']['n'])}
-  worst = {entry['text']: entry for entry in sorted(most.values(), key=seen)}  # the last one stays
+  worst = {entry['text']: entry for entry in sorted(largest(entries), key=seen)}  # the last one stays
   return [entry for entry in entries if entry is worst[entry['text']]]
+
+
+def largest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+  """Returns the entries of one task without those of fewer uploads than another one of their defense and seed."""
+  most = {(entry['text'], entry.get('seed')): entry for entry in sorted(entries, key=lambda one: one['honest']['n'])}
+  return [entry for entry in entries if entry is most[entry['text'], entry.get('seed')]]
 
 
 def shown(seen: Mapping[str, Any]) -> int:

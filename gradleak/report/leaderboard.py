@@ -127,12 +127,16 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _by_task(entries: Mapping[str, Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-  """Returns the entries of each task and version together, each with its 'name' and its 'rank' among them."""
+  """Returns the entries of each task and version together, each with its 'name' and its 'rank' among them.
+
+  Where a defense has several of one seed, that of most uploads stands for the others.
+  """
   tasks = together(
     ((number_of(entry), json.dumps(entry['task'], sort_keys=True)), {**entry, 'name': name})
     for name, entry in entries.items()
   )
-  return [[{**entry, 'rank': rank} for entry, rank in zip(of, ranks(of), strict=True)] for of in tasks.values()]
+  shown = map(deploy.largest, tasks.values())
+  return [[{**entry, 'rank': rank} for entry, rank in zip(of, ranks(of), strict=True)] for of in shown]
 
 
 def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str, str, blocks.Section]:
@@ -175,6 +179,7 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
   known = {
     'rank': any(entry['rank'] for entry in entries),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
+    'rounded': (trainings := _trainings(entries)) > 1,
     'malicious': any(entry['malicious'] for entry in entries),
     'cost': True,
     'lost': any('at_chance' in (entry['cost'] or {}) for entry in entries),
@@ -187,6 +192,7 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
   }
   facts = {
     'enough': ENOUGH,
+    'trainings': trainings,
     'size': gallery['size'],
     'relation': RELATION,
     'hidden': privacy.RELATIONS[0],
@@ -203,6 +209,12 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
     blocks.Text(blocks.Html('; '.join(meanings) + '.'), 'note'),
     blocks.Terms([('Control', [said('leaderboard.control')]), *headline.verdict_terms(gallery, task)]),
   ]
+
+
+def _trainings(entries: Sequence[Mapping[str, Any]]) -> int:
+  """Returns how many different weights the entries of one seed are about."""
+  weights = together((entry['seed'], entry['fingerprints']['weights']) for entry in entries)
+  return max(len(set(of)) for of in weights.values())
 
 
 def _board(ordered: Sequence[Mapping[str, Any]], pages: str, works: bool) -> blocks.Table:

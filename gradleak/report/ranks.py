@@ -1,6 +1,5 @@
 """The ranks of a task's defenses, as far as their uploads tell them apart."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,34 +12,32 @@ LEVEL = 0.05  # of the test of each pair
 def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   """Returns the best and the worst rank that each entry may have, 1 for the least leak; None where it has none.
 
-  An honest-but-curious server counts, and the images that it recovers. Two defenses differ where Fisher's exact test
-  rejects equal rates at `LEVEL`. The best rank counts the defenses that show fewer images, and the worst one those that
-  show more. Only defenses with the commonest number of uploads are ranked, and of these only affordable ones
-  (`deploy.affordable`) on which the attacks did not fail (`deploy.failed`). The seeds of a defense count together.
-  Where they attack the same images, the test is that of the same rates among so many images.
+  An honest-but-curious server counts, and the rate of images that it recovers. Two defenses differ where Fisher's exact
+  test rejects equal rates at `LEVEL`, so that few uploads give a wide rank. The best rank counts the defenses that show
+  less, and the worst one those that show more. Only affordable ones are ranked (`deploy.affordable`) on which the
+  attacks did not fail (`deploy.failed`). The seeds of a defense count together. Where they attack the same images, the
+  test is that of the same rates among so many images.
 
   Args:
-    entries: of the leaderboard, of one task.
+    entries: of the leaderboard, of one task, and one of each defense and seed (`deploy.largest`).
   """
   defended = [entry for entry in deploy.judged(entries, 'honest') if entry['text'] != 'none']
-  seeds = together((entry['text'], entry) for entry in defended)
-  uploads = {text: sum(one['honest']['n'] for one in of) for text, of in seeds.items()}
-  numbers = Counter(uploads.values())
-  common = max(numbers, key=lambda n: (numbers[n], n), default=0)
-  counts = {
-    text: sum(deploy.shown(one['honest']) for one in of)
-    for text, of in seeds.items()
-    if uploads[text] == common and all(deploy.affordable(one) and not deploy.failed(one['honest']) for one in of)
-  }
-  images = min((_images(seeds[text]) for text in counts), default=0)
+  rates: dict[str, tuple[float, int]] = {}
+  for text, of in together((entry['text'], entry) for entry in defended).items():
+    if all(deploy.affordable(one) and not deploy.failed(one['honest']) for one in of):
+      number = sum(one['honest']['n'] for one in of)
+      rates[text] = sum(deploy.shown(one['honest']) for one in of) / number, _images(of)
 
-  def place(count: int) -> tuple[int, int]:
-    ours, *others = (round(each * images / common) for each in (count, *counts.values()))
-    apart = [other for other, of in zip(counts.values(), others, strict=True) if differ(ours, of, images)]
-    return 1 + sum(other < count for other in apart), len(counts) - sum(other > count for other in apart)
+  def place(ours: tuple[float, int]) -> tuple[int, int]:
+    apart = [rate for rate, images in rates.values() if differ(*_counted(*ours), *_counted(rate, images))]
+    return 1 + sum(rate < ours[0] for rate in apart), len(rates) - sum(rate > ours[0] for rate in apart)
 
-  ranked = {text: place(count) for text, count in counts.items()}
+  ranked = {text: place(rate) for text, rate in rates.items()}
   return [ranked.get(entry['text']) if entry in defended else None for entry in entries]
+
+
+def _counted(rate: float, images: int) -> tuple[int, int]:
+  return round(rate * images), images
 
 
 def _images(entries: Sequence[Mapping[str, Any]]) -> int:
@@ -52,8 +49,8 @@ def _images(entries: Sequence[Mapping[str, Any]]) -> int:
   return sum(most.values())
 
 
-def differ(one: int, other: int, n: int) -> bool:
-  """Returns whether two counts of n each are too far apart for equal rates, by Fisher's exact test at `LEVEL`."""
+def differ(one: int, n: int, other: int, m: int) -> bool:
+  """Returns whether `one` of n and `other` of m are too far apart for equal rates, by Fisher's test at `LEVEL`."""
   from scipy.stats import fisher_exact
 
-  return bool(fisher_exact([[one, n - one], [other, n - other]])[1] < LEVEL)
+  return bool(fisher_exact([[one, n - one], [other, m - other]])[1] < LEVEL)

@@ -144,6 +144,32 @@ def test_entries_of_one_task_are_about_the_same_weights(made, tmp_path):
     leaderboard.read(tmp_path)
 
 
+def test_entries_of_one_training_may_be_of_processors_that_round_differently(tmp_path):
+  def entry(trials=4, **changes):
+    run = found({'none': ['exact'] * trials, PRUNE: ['exact'] * trials}, rounds_before=1, **changes)
+    return next(one for one in leaderboard.entries(run) if one['defense'] == PRUNE)
+
+  leaderboard.add(tmp_path, entry())
+  said = 'the network was trained 2 times, and the weights are not the same bits'
+  assert said not in render_leaderboard(leaderboard.read(tmp_path))
+  with pytest.raises(UsageError, match='are of one task, and of different public samples'):
+    leaderboard.add(tmp_path, entry(5, public_fingerprint='others'))
+  leaderboard.add(tmp_path, entry(5, weights_fingerprint='rounded'))
+  assert said not in render_leaderboard(leaderboard.read(tmp_path))  # that of five uploads stands for both
+  leaderboard.add(tmp_path, leaderboard.entries(found(rounds_before=1))[0])
+  assert said in render_leaderboard(leaderboard.read(tmp_path))
+
+
+def test_of_one_defense_and_seed_the_entry_of_most_uploads_is_shown(tmp_path):
+  for verdicts in (['exact'] * 4, ['exact'] * 2 + ['above chance'] * 4):
+    run = found({'none': ['exact'] * len(verdicts), PRUNE: verdicts})
+    for one in leaderboard.entries(run, costs={PRUNE: (1.0, 'x', (0.5, 1.5))}):
+      leaderboard.add(tmp_path, one)
+  shown = render_leaderboard(leaderboard.read(tmp_path))
+  assert '6 of 6 images' in shown and '10 of 10' not in shown and '4 of 4' not in shown
+  assert '2 of 6' in shown and 'rank 1' in shown
+
+
 @pytest.mark.parametrize('part', ['data', 'public', 'gallery'])
 def test_entries_of_one_task_seed_and_number_of_trials_have_the_same_samples(made, tmp_path, part):
   leaderboard.add(tmp_path, made[PRUNE])

@@ -176,7 +176,7 @@ def test_among_equals_the_cheaper_comes_first():
 
 def test_fewer_trials_are_not_less_leak():
   few, many = ({'none': ['exact'] * n, 'prune(rate=0.9)': ['nothing seen'] * n} for n in (2, 8))
-  lines = Page(render_leaderboard(board(found(few), found(many)))).rows
+  lines = Page(render_leaderboard(board(found(few, seed=1), found(many)))).rows
   assert ['of 8' in row[4] for row in lines if row[0].strip() == 'prune(rate=0.9)'] == [True, False]
 
 
