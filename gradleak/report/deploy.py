@@ -187,8 +187,11 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
     'cost': _price(best),
     **{key: seen[key] for key in ('identified', 'n', 'candidates')},
   }
-  everyone = all(entry['likelihood']['identified'] == entry['likelihood']['n'] for entry in known)
-  return [found('deploy.everyone' if everyone else 'deploy.listed', **facts)]
+  if any(entry['likelihood']['identified'] < entry['likelihood']['n'] for entry in known):
+    return [found('deploy.listed', **facts)]
+  fewest, most = (of(entry['likelihood']['n'] for entry in known) for of in (min, max))
+  least = 'at least ' * (fewest < most)
+  return [found('deploy.everyone', **{**facts, 'identified': fewest, 'n': fewest, 'least': least})]
 
 
 def _finds_originals(entry: Mapping[str, Any]) -> bool:

@@ -299,7 +299,8 @@ def _changed(entry: Mapping[str, Any]) -> blocks.Cell:
   if changed is None:
     return blocks.Cell('not run', value='')
   order = changed['count'] / changed['n'] / 2 - VERDICTS.index(changed['verdict'])
-  return blocks.Cell(mark(changed['verdict']), [_count(changed)], value=order)
+  count = f'{changed["count"]} of {changed["n"]}'
+  return blocks.Cell(mark(changed['verdict']), list(filter(None, [count, _range(changed)])), value=order)
 
 
 def _bound(entry: Mapping[str, Any]) -> blocks.Cell:
@@ -405,11 +406,6 @@ def _order(entry: Mapping[str, Any]) -> tuple:
   highs = [high[level] for level in ('recognisable', 'exact', 're-identified', 'above chance')]
   points = float('inf') if cost is None else cost['points']
   return highs, -VERDICTS.index(honest['verdict']), points, entry['defense'], entry['name']
-
-
-def _count(found: Mapping[str, Any]) -> str:
-  interval = _range(found)
-  return f'{found["count"]} of {found["n"]}' + (f' ({interval})' if interval else '')
 
 
 def _range(found: Mapping[str, Any]) -> str:

@@ -234,6 +234,8 @@ def test_a_tie_goes_to_who_hides_more_at_the_other_levels_and_then_to_the_cheape
 
 def test_a_list_of_candidates_needs_no_picture():
   assert names(NONE, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
+  mixed = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 0, n=9, likelihood=9)])[-1]
+  assert 'the likelihood finds each of at least 9 originals' in str(mixed)
   told = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
   assert told.name == 'deploy.listed' and told.facts['best'] == 'b' and 'finds 12 of 40 originals' in str(told)
 

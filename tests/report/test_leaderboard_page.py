@@ -71,7 +71,7 @@ def test_a_line_per_defense_the_least_leak_first(entries, source):
 def test_figures_follow_from_the_entries(page):
   assert cells(page, 'prune(rate=0.9)') == [
     'prune(rate=0.9)', '', '50 %2 of 4 (6–94 %), flaggedrank 1', '1.5',
-    '1 of 40–81 %', '2 of 46–94 %', '3 of 419–100 %', '◔ above chance4 of 4 (39–100 %)', '–',
+    '1 of 40–81 %', '2 of 46–94 %', '3 of 419–100 %', '◔ above chance4 of 439–100 %', '–',
   ]  # fmt: skip
   assert cells(page, 'laplace(scale=0.1)')[-1] == '3.2 %'
   assert 'in the neighbouring relation “replace by zeros”' in ''.join(page.text)
@@ -271,7 +271,7 @@ def test_costs_above_the_limit_are_grey():
 
 def test_where_no_attack_works_only_the_malicious_server_is_shown():
   page = Page(render_leaderboard(board(found({'none': ['inconclusive'] * 4, 'prune(rate=0.9)': ['inconclusive'] * 4}))))
-  assert cells(page, 'none') == ['none', '–', '◔ above chance4 of 4 (39–100 %)']
+  assert cells(page, 'none') == ['none', '–', '◔ above chance4 of 439–100 %']
   assert 'on this task reconstructions cannot tell defenses apart' in ' '.join(' '.join(page.text).split())
 
 
