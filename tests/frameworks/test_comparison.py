@@ -251,6 +251,7 @@ def test_orders_augmentation_and_noise_are_told_apart(check):
   assert noisy.draws == 'noise' and not noisy.agrees
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('wrong', 'named'),
   [
