@@ -542,6 +542,7 @@ def test_an_upload_of_regression_that_is_not_finite_has_diverged():
   assert rows[0]['oracle_cells'] > 0 and all(rows[1][name] is None for name in ('cells', 'trace', 'oracle_cells'))
 
 
+@pytest.mark.long
 def test_regression_is_solved_with_labels_that_it_infers():
   data = gl.data.table(np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 5, split='train')
   given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}

@@ -162,6 +162,7 @@ def test_a_family_of_models_shows_each_of_its_members(extensions):
       assert all(f'| `{setting}` |' in text for setting in named.setting_names(factory))
 
 
+@pytest.mark.long
 def test_settings_stand_once_and_long_tables_are_folded(extensions):
   methods = extensions('methods')
   text = methods.family('resnet', methods.families()['resnet'])
