@@ -38,7 +38,7 @@ from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import remarks
 from gradleak.federated import simulation
-from gradleak.federated.chance import at_chance
+from gradleak.federated.chance import at_chance, majority_share
 from gradleak.federated.earlier import earlier
 from gradleak.federated.scenario import fingerprint
 from gradleak.models import torch_weights
@@ -629,7 +629,7 @@ def called(training: Mapping | None, num_classes: int, targets: np.ndarray | Non
   found = training['accuracy_reached']
   row = {'accuracy': found / 100, 'tested': training['tested']}
   if targets is not None:
-    row['majority_share'] = float(np.unique(targets, return_counts=True)[1].max() / len(targets))
+    row['majority_share'] = majority_share(targets)
   origin = f'after {training["rounds_done"]} rounds' if 'rounds_done' in training else f'with {training["weights"]}'
   told = f'{found:.1f} % accurate {origin}'
   if found >= training['accuracy']:

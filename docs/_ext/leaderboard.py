@@ -1,7 +1,6 @@
 """The page of the leaderboard, and what its entries say of each task, made of results/leaderboard."""
 
 import json
-import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from sphinx.application import Sphinx
 
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
-from gradleak.report.formatting import listed, percent, percent_range, together
+from gradleak.report.formatting import at_least, at_most, listed, percent, percent_range, together
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import Finding, about, said
 from gradleak.studies.autoleak import ensemble, leaderboard
@@ -168,10 +167,10 @@ def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
   (number,) = {entry['honest']['n'] for entry in defended}
   grouped = together((_shown(entry), entry) for entry in defended)
   none, every = (listed(_strengths([one['text'] for one in grouped[share]])) for share in (1.0, 0.0))
-  least = math.floor(round(10 * min(min(entry['cost']['interval']) for entry in grouped[0.0]), 6)) / 10
+  least = at_least(min(min(entry['cost']['interval']) for entry in grouped[0.0]))
   return (
     f'**All of {number} colour images stay recognisable** to a curious server '
-    f'(CIFAR-10, LeNet), under {none}. Under {every} none does; these cost at least {least:.1f} points of accuracy.'
+    f'(CIFAR-10, LeNet), under {none}. Under {every} none does; these cost at least {least} points of accuracy.'
   )
 
 
@@ -202,7 +201,7 @@ def _share(entry: Mapping[str, Any]) -> str:
 
 def _at_most(*entries: Mapping[str, Any]) -> str:
   """Returns what defenses cost at most, by the upper ends of their intervals, rounded up."""
-  return f'{math.ceil(round(10 * max(max(entry["cost"]["interval"]) for entry in entries), 6)) / 10:.1f}'
+  return at_most(max(max(entry['cost']['interval']) for entry in entries))
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:

@@ -28,9 +28,14 @@ def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
   """
   return {
     'tested': len(labels),
-    'majority_share': float(np.unique(labels, return_counts=True)[1].max() / len(labels)),
+    'majority_share': majority_share(labels),
     'predicted_classes': len(np.unique(predicted)),
   }
+
+
+def majority_share(labels: np.ndarray) -> float:
+  """Returns the fraction of the commonest class among `labels`, int [N]."""
+  return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
 
 
 def at_chance(row: Mapping[str, Any], num_classes: int | None = None, noun: str = 'samples') -> str:

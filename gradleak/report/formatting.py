@@ -67,8 +67,18 @@ def interval(summary: Mapping[str, Any], name: str, digits: int = 1) -> str:
 
 def percent_range(summary: Mapping[str, Any], to: str = '–') -> str:
   """Returns the exact interval of the fraction recovered, in whole per cent, rounded outwards."""
-  low, high = (round(100 * summary[f'success_{end}'], 6) for end in ('low', 'high'))
-  return f'{math.floor(low)}{to}{math.ceil(high)} %'
+  low, high = (100 * summary[f'success_{end}'] for end in ('low', 'high'))
+  return f'{at_least(low, 0)}{to}{at_most(high, 0)} %'
+
+
+def at_most(bound: float, digits: int = 1) -> str:
+  """Returns an upper bound with `digits` decimals, rounded up."""
+  return f'{math.ceil(round(bound * 10**digits, 6)) / 10**digits:.{digits}f}'  # 100 × 0.07 is 7.000000000000001
+
+
+def at_least(bound: float, digits: int = 1) -> str:
+  """Returns a lower bound with `digits` decimals, rounded down."""
+  return f'{math.floor(round(bound * 10**digits, 6)) / 10**digits:.{digits}f}'
 
 
 def listed(parts: Iterable[Any], last: str = 'and') -> str:
@@ -100,7 +110,7 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 def percent_at_most(fraction: float, digits: int = 1) -> str:
   """Returns an upper bound in per cent, rounded up."""
-  return f'{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.{digits}f} %'
+  return f'{at_most(100 * fraction, digits)} %'
 
 
 def percent_given(fraction: float) -> str:

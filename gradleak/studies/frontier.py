@@ -56,6 +56,7 @@ LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
 TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
 MEASUREMENTS = 50  # on the test split, at least, of a training of more rounds: they may take longer than the training
+_ANEW = 'restore it, or remove the folder to train anew'  # advice on a damaged file of a training
 _TRAINING: dict[str, Any] = {'group': 'training'}
 _SERVER: dict[str, Any] = {'group': 'server'}
 _ATTACKS: dict[str, Any] = {'group': 'attacks'}
@@ -421,7 +422,7 @@ def _folders(folder: pathlib.Path, labels: list[str]) -> dict[str, str]:
   """Returns label -> the name of its folder: of an earlier call, whose list may have been another, or a new one."""
   owners = {}
   for path in sorted(folder.glob('[0-9][0-9]*-*/config.json')):
-    owners[path.parent.name] = read_json(path, 'restore it, or remove the folder to train anew', dict).get('defense')
+    owners[path.parent.name] = read_json(path, _ANEW, dict).get('defense')
   found = {}
   for index, label in enumerate(labels):
     names = (folder_name(number, label) for number in itertools.count(index))
@@ -438,7 +439,7 @@ def _defenses(bound: list[Labelled]) -> dict:
 
 def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | None) -> Trained:
   """Trains under one defense, or goes on from its folder."""
-  check_sealed(folder / RESULT, 'restore it, or remove the folder to train anew', renewed=(WRONG,))
+  check_sealed(folder / RESULT, _ANEW, renewed=(WRONG,))
   federation, ledger, given = task.federation(one.method), task.ledger(one.method), task.settings
   report_round = reporter(task.progress, given.rounds)
 
@@ -518,13 +519,13 @@ def _after_rounds(task: Task, one: Labelled, folder: pathlib.Path, attacked: Cal
 
 def _remembered(folder: pathlib.Path) -> list[Leak]:
   """Returns what attacks after rounds found, one `Leak` per round."""
-  path, advice = folder / LEAKAGE, 'restore it, or remove the folder to train anew'
+  path = folder / LEAKAGE
   try:
-    return [Leak(**entry) for entry in read_json_lines(path, advice)]
+    return [Leak(**entry) for entry in read_json_lines(path, _ANEW)]
   except FileNotFoundError:
     return []
   except TypeError as error:
-    raise damaged(path, error, advice) from error
+    raise damaged(path, error, _ANEW) from error
 
 
 def _remember(folder: pathlib.Path, leak: Leak) -> None:

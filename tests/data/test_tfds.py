@@ -8,7 +8,7 @@ import pytest
 
 from gradleak import data
 from gradleak.core import errors
-from gradleak.data import tables, text, tfds, tfds_files
+from gradleak.data import table_files, tables, text, tfds, tfds_files
 from launch import prepare_data
 
 
@@ -296,3 +296,7 @@ def test_what_is_no_table_is_refused_and_images_need_no_file(prepared, tmp_path)
   )  # fmt: skip
   with pytest.raises(errors.UsageError, match='a text is not UTF-8'):
     tfds_files.write('latin', tmp_path)
+
+
+def test_names_of_what_comes_with_the_package_are_those_that_a_misspelt_name_may_mean():
+  assert sorted(tfds._EMBEDDED) == sorted([*data.EMBEDDED, *table_files.EMBEDDED, 'notes'])

@@ -311,9 +311,9 @@ def _with_known_cost(entry: Mapping[str, Any], held: Mapping[pathlib.Path, Mappi
   """Returns an entry with its cost, that of its file, or that which all of its defense, model and data agree on."""
   of = entry['text'], task_of_entry(entry)
   known = {path.stem: one['cost'] for path, one in held.items() if (one['text'], task_of_entry(one)) == of}
-  costs = [cost for cost in (entry['cost'], known.get(name(entry)), *known.values()) if cost]
-  settled = entry['cost'] or known.get(name(entry)) or all(cost == costs[0] for cost in costs)
-  return {**entry, 'cost': costs[0]} if costs and settled else entry
+  first, *others = list(filter(None, known.values())) or [None]
+  agreed = first if all(other == first for other in others) else None
+  return {**entry, 'cost': entry['cost'] or known.get(name(entry)) or agreed}
 
 
 def _timeless(entry: Mapping[str, Any]) -> dict[str, Any]:
