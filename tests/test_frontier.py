@@ -191,6 +191,7 @@ def test_a_training_is_found_again_where_the_list_of_defenses_has_another_order(
   written = {path: path.stat().st_mtime_ns for path in folder.glob('*/rounds.jsonl')}
   second = call[0](defenses=[topk(ratio=0.2), small, None], workdir=folder, attack_every=0)
   assert len(written) == 2 and written == {path: path.stat().st_mtime_ns for path in written}
+  assert len(list(folder.glob('*/rounds.jsonl'))) == 3  # that of none was not made anew
   assert {label: second.trained[label].rows for label in first.trained} == {
     label: one.rows for label, one in first.trained.items()
   }
