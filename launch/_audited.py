@@ -59,20 +59,29 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
   _program.say(f'reading {given.dataset} …')
   dataset = given.read(given.split, limit=given.trials * given.batch_size)
   given.fit(dataset)
-  if not given.public:
-    return dataset, None
+  public = public_split(given, given.public) if given.public else None
+  return dataset, None if public is None else (public.samples, public.targets)
+
+
+def public_split(given: Flags, limit: int | None = None) -> Any:
+  """Returns the first samples of the split that is not attacked; None where nobody asked and it cannot be read.
+
+  Where nobody asked, a split of fewer samples is enough.
+
+  Raises:
+    UsageError: where somebody asked for public samples, and there are none or too few.
+  """
   split = 'test' if given.split.startswith('train') else 'train'
   read = functools.partial(gl.data.load, given.dataset, split, **given.options())
   try:
-    public = read(limit=given.public)
+    return read(limit=limit)
   except gl.UsageError as error:
     if given.present('public'):
       raise
-    if not isinstance(error, errors.SizeError):
-      _program.say(f'note: there are no public samples: {error}')
-      return dataset, None
-    public = read()
-  return dataset, (public.samples, public.targets)
+    if isinstance(error, errors.SizeError):
+      return read()
+    _program.say(f'note: there are no public samples: {error}')
+    return None
 
 
 @functools.cache

@@ -80,16 +80,11 @@ def main(_):
 
 def _public():
   """Returns the public (samples, targets) of the other split; None where nobody asked and there are none."""
-  split = 'test' if _GIVEN.split.startswith('train') else 'train'
-  try:
-    other = gl.data.load(_GIVEN.dataset, split, **_GIVEN.options())
-  except errors.UsageError as error:
-    if _GIVEN.present('public'):
-      raise
-    _program.say(f'note: there are no public samples: {error}')
+  other = _audited.public_split(_GIVEN)
+  if other is None:
     return None
   if _GIVEN.present('public'):
-    errors.check_limit(_GIVEN.public, len(other.samples), 'public samples', split, other.name)
+    errors.check_limit(_GIVEN.public, len(other.samples), 'public samples', other.split, other.name)
   chosen = _turns(other.targets)[: _GIVEN.public]
   return other.samples[chosen], other.targets[chosen]
 

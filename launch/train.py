@@ -32,7 +32,7 @@ with _program.group('what is trained'):
   _GIVEN.shared(
     *('dataset', *OPTIONS, *NETWORK, 'init', 'weights', 'public'),
     dataset='digits',
-    public=(100, 'The last training images are public, for defenses that need any.'),
+    public=(100, 'The last training samples are public, for defenses that need any; at most half, where not given.'),
   )
   _GIVEN.string('partition', 'iid', 'iid, iid(samples=600), classes(number=2,low=1,high=20), dirichlet(alpha=0.5).')
   _GIVEN.integer('clients', 100, 'Number of clients.')
@@ -65,8 +65,7 @@ def main(_):
   dataset, test = map(_GIVEN.read, ('train', 'test'))
   _GIVEN.fit(dataset)
   _follow_protocol(len(np.unique(dataset.targets)))
-  errors.check_number('public', _GIVEN.public, low=0, high=len(dataset.samples) - 1, integer=True)
-  kept = len(dataset.samples) - _GIVEN.public
+  kept = len(dataset.samples) - _public(len(dataset.samples))
   samples, targets = dataset.samples[:kept], dataset.targets[:kept]
   keys, shape = jax.random.split(jax.random.key(_GIVEN.seed), 3), dataset.samples.shape[1:]
   model = _GIVEN.network(_GIVEN.outputs(dataset), shape)
@@ -79,7 +78,7 @@ def main(_):
     variables=variables,
     dataset=dataset.name,
     client=_GIVEN.client(),
-    public=(dataset.samples[kept:], dataset.targets[kept:]) if _GIVEN.public else None,
+    public=(dataset.samples[kept:], dataset.targets[kept:]) if kept < len(dataset.samples) else None,
     gallery=gl.data.gallery(_GIVEN.dataset, 'train', **_GIVEN.gallery_options()) if attacks else None,
     modality=gl.modalities.of_config(dataset.settings),
   )
@@ -108,6 +107,13 @@ def main(_):
   report.write(found, _GIVEN.workdir)
   print(report.frontier_table(report.entries(found.trained, found.rows, found.config), found.config))
   print(f'report: {os.path.join(_GIVEN.workdir, "training.html")}')
+
+
+def _public(samples):
+  """Returns how many of so many training samples are public; where nobody asked, at most half."""
+  if not _GIVEN.present('public'):
+    return min(_GIVEN.public, samples // 2)
+  return errors.check_number('public', _GIVEN.public, low=0, high=samples - 1, integer=True)
 
 
 def _check_protocol():

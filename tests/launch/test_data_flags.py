@@ -123,6 +123,17 @@ def test_a_sensitivity_needs_no_public_samples_unless_they_are_asked_for(images,
   assert done.status == 2 and 'unknown split' in done.err and 'it attacks' not in done.err
 
 
+def test_a_training_keeps_half_of_few_samples_private(images, monkeypatch):
+  asked = mock.Mock(side_effect=gl.UsageError('it trains'))
+  monkeypatch.setattr(gl, 'frontier', asked)
+  flags = f'--dataset={images}', '--image_size=8', '--model=mlp(widths=2)', '--clients=2', '--per_round=2'
+  done = programs.start('train', *flags)
+  assert done.status == 2 and 'it trains' in done.err
+  assert [len(asked.call_args.args[1].samples), len(asked.call_args.args[1].public[0])] == [4, 4]
+  done = programs.start('train', *flags, '--public=8')
+  assert done.status == 2 and 'public is 8' in done.err and 'nearest valid value is 7' in done.err
+
+
 def test_more_public_samples_than_there_are_train_no_model_in_silence(images):
   done = programs.start('sensitivity', f'--dataset={images}', '--image_size=8', '--public=9', '--progress=none')
   assert done.status == 2
