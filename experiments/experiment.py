@@ -190,7 +190,7 @@ class Run(Study):
   def texts(self) -> dict[str, str]:
     """Returns the defenses' canonical texts by label, with the changed settings."""
     return {
-      label: '+'.join(str(_rewritten(spec, self.changed)) for spec in grammar.parse_chain(text, 'defense'))
+      label: '+'.join(str(_rewritten(spec, self.changed)) for spec in _chain(text, 'defense'))
       for label, text in self.defenses.items()
     }
 
@@ -496,6 +496,9 @@ def _smoke_training(training):
 def _smoke_root(root):
   """Returns a small number of root images, different for 50, 100, …."""
   return max(2, root // 25)
+
+
+_chain = functools.cache(grammar.parse_chain)  # every cell of a table asks for the texts of its run
 
 
 def _rewritten(spec, settings):

@@ -1,6 +1,7 @@
 """What every file of the library keeps to: annotated public functions, and none too long to read at once."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -10,6 +11,18 @@ LONGEST, MOST = 80, 10
 FILES = sorted(LIBRARY.rglob('*.py'))
 PROGRAMS = sorted(path for folder in ('experiments', 'launch') for path in (LIBRARY.parent / folder).rglob('*.py'))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@functools.cache
+def parsed(path):
+  """Returns the syntax tree of a file; nobody changes it."""
+  return ast.parse(path.read_text())
+
+
+@functools.cache
+def functions(path):
+  """Returns the functions of a file, those inside others, too."""
+  return [node for node in ast.walk(parsed(path)) if isinstance(node, FUNCTIONS)]
 
 
 def public(body):
@@ -31,14 +44,13 @@ def missing(function):
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(LIBRARY)))
 def test_public_functions_are_annotated(path):
-  found = {f'{node.name} (line {node.lineno})': missing(node) for node in public(ast.parse(path.read_text()).body)}
+  found = {f'{node.name} (line {node.lineno})': missing(node) for node in public(parsed(path).body)}
   assert not {name: lacks for name, lacks in found.items() if lacks}
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: str(path.relative_to(LIBRARY)))
 def test_no_function_is_longer_than_a_page(path):
-  functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)]
-  lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
+  lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions(path)}
   assert not {name: length for name, length in lengths.items() if length > LONGEST}
 
 
@@ -51,11 +63,11 @@ def names(node):
 @pytest.fixture(scope='module')
 def keepers():
   """Returns the decorators that freeze settings: what they wrap becomes a `Method`, or has `methods.checked` ones."""
-  nodes = [node for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
-  classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+  classes = [node for path in FILES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
   methods = {'Method'} | {one.name for one in classes if any('Method' in names(base) for base in one.bases)}
-  functions = [node for node in nodes if isinstance(node, FUNCTIONS)]
-  return {one.name for one in functions if methods & names(one) or {'wraps', 'checked'} <= names(one)}
+  return {
+    one.name for path in FILES for one in functions(path) if methods & names(one) or {'wraps', 'checked'} <= names(one)
+  }
 
 
 def parameters(function, keepers):
@@ -68,8 +80,7 @@ def parameters(function, keepers):
 
 @pytest.mark.parametrize('path', [*FILES, *PROGRAMS], ids=lambda path: str(path.relative_to(LIBRARY.parent)))
 def test_no_call_has_more_parameters_than_fingers(path, keepers):
-  functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, FUNCTIONS)]
-  counts = {f'{node.name} (line {node.lineno})': len(parameters(node, keepers)) for node in functions}
+  counts = {f'{node.name} (line {node.lineno})': len(parameters(node, keepers)) for node in functions(path)}
   assert not {name: count for name, count in counts.items() if count > MOST}
 
 

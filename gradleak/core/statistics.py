@@ -1,5 +1,6 @@
 """Statistics of trials: confidence intervals of means and proportions, thresholds from control runs."""
 
+import functools
 import math
 import numbers
 from typing import Any
@@ -72,6 +73,7 @@ def proportion_interval(
   return successes / n, low, high
 
 
+@functools.cache  # SciPy computes a p-value, too, which takes most of the time
 def wilson_interval(successes: int, n: int) -> tuple[float, float, float]:
   """Returns (share, low, high): Wilson's 95 % interval of `successes` among `n` ≥ 1 trials."""
   from scipy import stats
