@@ -168,6 +168,7 @@ def test_scaling_by_half_changes_an_upload_by_half(linear):
   assert found.config['defenses'] == ['half']
 
 
+@pytest.mark.long
 def test_each_strength_of_a_defense_has_its_own_arguments(linear):
   @gl.defenses.defense(place='upload', arguments=lambda context, settings: (np.float32(settings['strength']),))
   def scaled(factor=1.0, *, strength: float):
@@ -221,6 +222,7 @@ def test_restarts_are_chosen_by_the_distance_and_the_oracle_stands_beside(linear
   assert any(row['oracle_psnr'] > row['psnr'] for row in four.rows)  # the darkest is not always the closest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('labels', 'granted'), [('known', 1), ('inferred', 0), ('optimised', 0), ('wainakh', 0)])
 def test_an_attacker_sees_no_labels_that_it_is_not_granted(linear, labels, granted):
   def reveal(key, observation):
@@ -245,6 +247,7 @@ def test_labels_of_a_batch_are_inferred_from_what_is_sent(linear):
 # ---- a user's own attack, defense and network
 
 
+@pytest.mark.long
 def test_an_attack_of_ones_own_in_closed_form(linear, tmp_path, capsys):
   """Each column of a dense layer's weight gradient is the input times the bias gradient."""
 
@@ -676,6 +679,7 @@ def test_a_start_that_diverged_is_not_kept():
   assert kept_distance(distances, steps).tolist() == [np.inf, np.inf, 0.3, 0.2]
 
 
+@pytest.mark.long
 def test_what_has_arrived_does_not_diverge_while_its_group_goes_on(linear):
   """The rate overflows after the tolerance is reached."""
 
@@ -729,6 +733,7 @@ def test_steps_are_those_of_searches(linear):
   assert [attack.settings['steps'] for _, attack in group.attacks] == [70, 2000, 70, 9]
 
 
+@pytest.mark.long
 def test_uploads_of_trials_that_nobody_attacks_are_not_made(linear, monkeypatch):
   made, attack, defense = [], {'guess': closed_form(draw)}, 'prune(rate=0.5)'
 

@@ -223,6 +223,7 @@ def test_the_shape_of_images_is_derived_where_one_fits(dense):
   assert captured.derived_sample_shape(dense.model, dense.variables) == SHAPE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'attack',
   [gl.attacks.fidel(), gl.attacks.peeling(), pytest.param(gl.attacks.csdlg_fast(), marks=pytest.mark.slow)],
@@ -613,6 +614,7 @@ def test_short_floats_are_read_and_quantised_values_refused(dense, tmp_path):
     gl.read_update({**update, first: empty}, dense.model, dense.variables)
 
 
+@pytest.mark.long
 def test_weights_that_came_back_less_those_sent(dense, tmp_path):
   update, sent = dense.update(), dense.variables['params']
   returned = jax.tree.map(lambda w, u: np.asarray(w) - np.float32(0.1) * u, dict(sent), update)

@@ -85,6 +85,7 @@ def test_a_row_without_a_truth_is_read_in_words(rows, tmp_path):
   assert again.inversions[0].found
 
 
+@pytest.mark.long
 def test_rows_of_an_auditor_who_owns_them_are_judged_and_marked(rows):
   found = rows.attack(rows.of(2), attacks=[gl.attacks.peeling()], truth=rows.truth(2))
   (row,) = found.rows
@@ -144,6 +145,7 @@ def test_a_search_for_texts_is_compared_with_what_they_would_cause(notes):
   assert one.labels_mode == 'unused' and one.found and len(one.control_mismatch) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('samples', 'made', 'signs', 'names'),
   [
@@ -166,6 +168,7 @@ def test_each_modality_has_attacks_where_none_is_named(samples, made, signs, nam
   assert (found[-1].settings['match'] == 'sign') == signs
 
 
+@pytest.mark.long
 def test_what_cannot_be_attacked_says_why(rows, notes):
   with pytest.raises(gl.UsageError, match=r'takes samples of 1 axes, and images have 3: give modality='):
     notes.attack(notes.of(1), modality=gl.modalities.IMAGES)
@@ -195,6 +198,7 @@ def test_rows_in_a_file_of_the_truth(rows, tmp_path):
     captured.read_truth(tmp_path / 'bytes.npz', rows.shape, rows.kind)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['gpt', 'bert'])
 def test_an_update_under_the_names_of_hugging_face(kind, tmp_path):
   case = Case(texts.notes(3), *texts.network('mean', kind), loss='cross_entropy')
@@ -301,6 +305,7 @@ def test_a_truth_that_does_not_explain_the_update_is_told(rows, notes):
   assert warned(other, rows.of(1), rows.truth(1))[1] and not warned(other, other.of(1), rows.truth(1))[1]
 
 
+@pytest.mark.long
 def test_a_private_number_beyond_the_known_ones_is_no_other_one(rows):
   """The columns know ages up to 79; a private one of 95 is found as 95, and 79 in its place is wrong."""
   kind, samples = rows.kind, rows.private.samples[:1].copy()

@@ -302,6 +302,7 @@ def test_batches_that_accumulate_over_epochs_are_measured_as_they_are_trained():
   assert rows['dpsgd', GAUSSIAN]['measured'] > 0.6 * rows['dpsgd', GAUSSIAN]['stated']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['client_dp', 'dpsgd'])
 def test_a_training_without_a_step_is_not_measured_by_its_own_samples(name):
   """Its delta is zero, or noise alone: the measured ε of 0 agreed with any that is stated."""
@@ -309,6 +310,7 @@ def test_a_training_without_a_step_is_not_measured_by_its_own_samples(name):
     audited(accumulating(accumulate=2), {'it': FACTORIES[name](norm=0.5, noise=1.0)}, neighbours='own')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('name', 'given'),
   [
@@ -373,6 +375,7 @@ def test_rows_of_a_table_and_texts_show_what_images_do(kind):
   assert 0.1 * own['true', GAUSSIAN]['stated'] < own['true', GAUSSIAN]['measured']
 
 
+@pytest.mark.long
 def test_one_run_is_the_same_in_both_relations_at_the_same_distance(scenario):
   """Canaries are 2·S from their opposites and S from zeros, so that half of the noise gives the same guesses."""
   found = [
@@ -462,6 +465,7 @@ def test_a_correct_wrapper_is_consistent(scenario):
   assert rows['correct', GAUSSIAN]['measured'] > 0.5 * rows['correct', GAUSSIAN]['stated']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', BROKEN)
 def test_broken_mechanisms(scenario, name):
   change, noise = BROKEN[name]
@@ -471,6 +475,7 @@ def test_broken_mechanisms(scenario, name):
     assert rows[name, ANY]['verdict'] == 'broken'
 
 
+@pytest.mark.long
 def test_noise_that_is_reused_in_rounds(scenario):
   made = stating(reused(4.0), 4.0, 'reused')
   once, twice = (audited(scenario, [made], rounds=rounds) for rounds in (1, 2))
@@ -562,6 +567,7 @@ def test_what_is_refused(scenario):
     gl.audit_epsilon(jax.random.key(0), None, one)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_and_is_written(scenario, tmp_path, monkeypatch):
   one, other = gl.defenses.client_dp(norm=1, noise=1), gl.defenses.clip(norm=1)
   key = jax.random.key(0)

@@ -83,6 +83,7 @@ def workdir(fast_compilation, tmp_path_factory):
   return workdir
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('name', 'number'), [('result.json', errno.EROFS), ('report.html', errno.ENOSPC)])
 def test_a_program_ends_on_one_line_and_the_next_one_goes_on(workdir, monkeypatch, name, number):
   before = {file: (workdir / file).read_bytes() for file in (*WRITTEN, *RENDERED)}

@@ -175,6 +175,7 @@ UNATTACKED = {'attacks': (), 'attack_every': 0, 'trials': 4, 'controls': 32, 'st
 PRIVATE = {'defenses': [None, gl.defenses.dpsgd(norm=1.0, noise=1.0)]}  # the first is trained before the other
 
 
+@pytest.mark.long
 def test_attacks_before_the_first_round_are_added_to_trainings(call, monkeypatch, tmp_path):
   monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
   given = {'defenses': [None], 'workdir': tmp_path / 'new'}
@@ -184,6 +185,7 @@ def test_attacks_before_the_first_round_are_added_to_trainings(call, monkeypatch
   assert added.trained['none'].rows == without.trained['none'].rows
 
 
+@pytest.mark.long
 def test_a_training_is_found_again_where_the_list_of_defenses_has_another_order(call, monkeypatch, tmp_path):
   monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
   folder, small = tmp_path / 'new', topk(ratio=0.1)

@@ -373,6 +373,7 @@ def test_more_uploads_of_random_noise_tell_more(scenario):
   assert {row['rounds'] for row in identify(scenario, [D.prune(rate=0.5)], rounds=4).rows} == {1}, 'all are equal'
 
 
+@pytest.mark.long
 def test_altered_copies_are_found_by_the_pattern(scenario):
   found = identify(scenario, [D.prune(rate=0.8)], copies='exact,darker,shifted,jpeg')
   assert found.identified('prune(rate=0.8)') == (8, 8)
@@ -438,6 +439,7 @@ def test_uploads_are_made_once_for_all_lists(scenario, monkeypatch):
   assert len(made) == 2
 
 
+@pytest.mark.long
 def test_a_batch_is_told_by_regression(scenario):
   found = identify(scenario, [None, D.gaussian(stddev=1e-4)], 2, batch_size=4)
   assert found.identified('none') == (8, 8)
@@ -561,6 +563,7 @@ def test_a_score_that_is_no_number_finds_nobody():
   assert not row['identified'] and row['candidates'] == 0 and row['posterior'] == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 @pytest.mark.parametrize('least', [0, 20], ids=['all', 'small tensors'])
 @pytest.mark.parametrize('batch', [1, 2])
@@ -610,6 +613,7 @@ def test_a_result_is_read_as_it_was_written_or_refused(scenario, tmp_path):
     identification.load(tmp_path / 'parts')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('defense', [D.fragmentation_random(ratio=0.5), D.svt_privacy(noise_var=1e9, gamma=1.0)])
 def test_a_batch_is_compared_with_what_any_round_sent(scenario, defense):
   """Entries that a single one of eight rounds left out were not compared, and there were no others."""
@@ -625,6 +629,7 @@ def test_candidates_of_another_kind_do_not_count():
   assert (row['rank'], row['candidates']) == (1, 1)
 
 
+@pytest.mark.long
 def test_each_class_of_a_gallery_by_class_has_its_own_list():
   """The list was cut as a whole, and the last classes had no candidate: originals were first among none."""
   rng, labels = np.random.default_rng(0), np.repeat(np.arange(4), 10).astype(np.int32)
@@ -639,6 +644,7 @@ def test_each_class_of_a_gallery_by_class_has_its_own_list():
   assert identify(one, [None], 4).config['listed'] == 30, 'no original is of class 2'
 
 
+@pytest.mark.long
 def test_people_whose_samples_differ_in_the_label_alone_are_two_candidates():
   """They were one with the label of the first; who does not know the labels cannot tell them apart."""
   rng, labels = np.random.default_rng(0), np.arange(30, dtype=np.int32) % 4
@@ -679,6 +685,7 @@ def test_the_least_number_of_candidates_is_said():
   assert identification._counted(('none', 'exact', 'likelihood'), rows, None)['candidates'] == 20
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on(scenario, tmp_path, monkeypatch):
   whole = identify(scenario, [None, D.prune(rate=0.9)], 2, candidates=20, workdir=tmp_path / 'whole')
   known, under = [], identification._Run.under
@@ -736,6 +743,7 @@ def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, t
   assert relabelled(gallery.targets, True).settings != relabelled(others, True).settings  # an audit's, too
 
 
+@pytest.mark.long
 def test_ranks_by_another_label_for_each_round_are_not_gone_on_with(scenario, tmp_path):
   given = {'candidates': 20, 'labels': 'unknown', 'workdir': tmp_path / 'part'}
   identify(scenario, [None], 2, **given)
@@ -761,6 +769,7 @@ def test_what_cannot_be_run_is_refused(scenario, arguments, message):
     identify(scenario, [None], **arguments)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('local', [{'order': '1,2,0'}, {'last_batch': 'dropped'}], ids=str)
 def test_candidates_of_a_batch_are_simulated_one_by_one(digits, local):
   private, _, gallery = digits
@@ -770,6 +779,7 @@ def test_candidates_of_a_batch_are_simulated_one_by_one(digits, local):
   assert len(identify(one, [None], 2, batch_size=3, candidates=20).rows) == 6
 
 
+@pytest.mark.long
 def test_a_label_that_nobody_knows_is_one_for_all_rounds(scenario, monkeypatch):
   """Of equally likely labels the likelihoods are summed over the rounds first, and then over the labels."""
   seen, computed = [], identification._Run._statistics
@@ -829,6 +839,7 @@ def test_the_first_sentence_follows_from_the_counts(scenario):
   assert f'0 of 4 originals are at rank 1 among {among} others under prune(rate=0.5), which hides most' in told
 
 
+@pytest.mark.long
 def test_ranks_of_a_version_that_assumed_no_projection_are_another_part(scenario, tmp_path, monkeypatch):
   defense, expected = D.concealment(steps=10), likelihood.expected
   arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}

@@ -113,6 +113,7 @@ def test_a_notebook_shows_a_table_and_the_pictures(finished):
 # ---- claims follow from the objects
 
 
+@pytest.mark.long
 def test_a_policy_with_bars_survives_storage_and_page(finished, tmp_path):
   result, folder = finished
   assert '|' in str(ATS) and str(ATS) in result.config['defenses']
@@ -148,6 +149,7 @@ def assert_same(a, b):
       np.testing.assert_array_equal(mine, others)
 
 
+@pytest.mark.long
 def test_a_loaded_result_is_the_one_in_memory(finished, tmp_path):
   result, folder = finished
   loaded = gl.load(folder)

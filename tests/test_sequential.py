@@ -60,6 +60,7 @@ def anew():
   sequential._interval.cache_clear()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('decide', 'p'), [(0.5, 0.5), (0.5, 0.48), (0.5, 0.53), (0.1, 0.1), (0.1, 0.08), (0.9, 0.91)])
 def test_an_answer_is_wrong_as_rarely_as_it_says(decide, p):
   assert 0 < misled(decide, p) <= RATE
@@ -78,6 +79,7 @@ def test_a_look_after_each_trial_misses_as_rarely(p):
   assert 0 < ever(lambda k, n: beyond[n][k], p, 400, step=1) <= RATE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('p', [0.1, 0.4])
 def test_a_share_that_is_called_known_is(p):
   question = Question('exact', None, 0.15, RATE, 10**6)
@@ -126,6 +128,7 @@ def misses(interval, looks=range(5, 45, 3), runs=250):
   return np.mean([any(not low <= 4 <= high for n in looks for _, low, high in [interval(x[:n])]) for x in values])
 
 
+@pytest.mark.long
 def test_the_interval_of_a_mean_misses_as_rarely_as_it_says_and_that_of_student_does_not():
   assert misses(anytime.mean_interval) <= RATE
   assert misses(statistics.mean_interval) > 2 * RATE
@@ -283,6 +286,7 @@ class Killed(BaseException):
   """What stops a run from outside."""
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_between_looks_goes_on(scenario, stopped, tmp_path, monkeypatch):
   work = run._Worker.work
   looks = itertools.count()
@@ -323,6 +327,7 @@ def test_what_is_added_later_changes_answers_as_if_it_had_been_there(scenario, t
   assert first.rows == apart.rows
 
 
+@pytest.mark.long
 def test_trials_that_an_earlier_run_needed_are_left_out_where_they_are_no_longer(scenario, tmp_path):
   labels = {'a': DEFENSES['some']}  # the first attack recovers some uploads, so that all trials run
   audit(scenario, labels, {'sees': divide}, decide=0.5, workdir=tmp_path / 'work')

@@ -477,6 +477,7 @@ def regression(seed, rows, classes, width, features=30):
   return x, (x.T @ residuals / np.float32(rows), residuals.mean(axis=0)), (kernel, bias), targets
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('seed', 'rows', 'classes', 'width', 'unknown'),
   [
@@ -571,6 +572,7 @@ def test_rows_start_from_the_mean_row_of_their_class():
   np.testing.assert_allclose(attack.init(jax.random.key(0), seen).dummy['images'], means[[2, 0]], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_regression_of_fewer_features_than_rows_is_refused():
   data = gl.data.table(np.random.default_rng(0).normal(size=(60, 2)), np.arange(60) % 5, split='train')
   given = {'key': jax.random.key(0), 'modality': of_config(data.settings)}
@@ -603,6 +605,7 @@ def test_pooling_matches_rows_first():
   assert order(rows, rows[places] + np.float32(0.01)).tolist() == np.argsort(places).tolist()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('pooling', 'expected'), [('median', 0.0), ('mean', 0.1)])
 def test_a_start_that_diverged_leaves_the_pooled_rows_finite(pooling, expected):
   from gradleak.attacks.tableak import pooled

@@ -83,6 +83,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind, head, loss', NETWORKS)
 def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
   made = texts.scenario(loss, head, kind, number=4)
@@ -92,6 +93,7 @@ def test_clients_of_all_kinds_send_finite_updates(kind, head, loss):
   assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(sent.update))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('loss', [CLASSES, 'next_token'])
 def test_slices_of_each_step_have_the_risk_of_texts(loss):
   made = texts.scenario(loss, 'last' if loss == CLASSES else 'next', number=2)
@@ -177,6 +179,7 @@ def test_accuracy_of_tokens_is_counted_by_hand(scenario):
   assert loss == pytest.approx(-own[counted].mean(), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('make', [gl.models.gpt, gl.models.bert, gl.models.lstm])
 @pytest.mark.parametrize('wrapped', [False, True])
 def test_a_network_of_another_vocabulary_or_padding_is_refused(make, wrapped):

@@ -275,6 +275,7 @@ def test_clipped_gradients_of_samples_are_bounded_as_their_sum_or_mean_is(contex
     assert known.left_by_clips(4 * bound**2)[0] == 0.25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('text', 'variance'),
   [
@@ -360,6 +361,7 @@ def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradien
   assert hits >= 5
 
 
+@pytest.mark.long
 def test_both_attacks_on_graddefense_know_how_much_noise_is_left_by_a_mean(context, gradient, monkeypatch):
   """Four clients halve the standard deviation; rounds that did not send a layer do not lower it."""
   several = dataclasses.replace(context, client=dataclasses.replace(context.client, cohort=4))
@@ -427,6 +429,7 @@ def test_no_level_is_stated_of_noise_that_a_later_stage_changes(behind, context)
   assert any('floor' in one.name for one in found) == (behind in ('prune(rate=0)', 'topk(ratio=0.5)', 'dgc(ratio=0.5)'))
 
 
+@pytest.mark.long
 def test_a_clip_shortens_the_noise_before_it_as_the_update(context):
   """The prior follows the quotient of both, which a clip behind leaves as it is."""
 
@@ -663,6 +666,7 @@ def test_an_own_upload_that_depends_on_the_one_before_is_told_by_its_state(defen
   assert found == [4] * keeps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('knowledge', 'attackers'),
   [('adaptive', {'adaptive'}), ('non-adaptive', {'non-adaptive'}), ('both', {'adaptive', 'non-adaptive'})],
@@ -725,6 +729,7 @@ def test_what_one_stage_declares_hides_nothing_of_what_another_shows(declared, c
   assert norm > 0.5 and view.clip == pytest.approx(0.5 if 'clip' in declared else norm)
 
 
+@pytest.mark.long
 def test_what_is_usual_of_texts_is_that_of_random_tokens():
   """A user's own defense on texts ended the audit: random pixels are no texts."""
   scenario = texts.scenario(number=4)
@@ -816,6 +821,7 @@ BENT = gl.defenses.wrap(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('defense', 'compared'),
   [
@@ -1042,6 +1048,7 @@ def wide():
   return Context(gl.Client(model, 10), model.init(jax.random.key(0), (8, 8, 1)), (8, 8, 1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'text',
   [
@@ -1126,6 +1133,7 @@ def test_nobody_decodes_a_mean_of_clients_who_keep_back_other_entries_each(conte
   assert ['decoded' in names for names in found] == [True, False] and 'summed+masked' in found[1]
 
 
+@pytest.mark.long
 def test_no_noise_level_is_named_that_the_optimizer_hides(small_images):
   model = models.mlp(10, widths=(4,), init='default')
   client = gl.Client(model, 10, share='delta', epochs=2, optimizer=optax.adam(0.01))

@@ -232,6 +232,7 @@ def check(found, observation):
   assert all(x.shape == () for x in found[2:])
 
 
+@pytest.mark.long
 @every_attack
 def test_several_images_without_any_private_data(name):
   """The observation holds no labels; what stands in their place changes nothing."""
@@ -300,6 +301,7 @@ def test_compiled_with_others_it_gives_what_it_gives_alone(name):
   check_together(name, by_steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[pytest.mark.slow] * (name != 'fidel')) for name in ROWS])
 def test_not_compiled_it_gives_the_same(name):
   """Each operation is compiled by itself, which takes longer than the whole."""

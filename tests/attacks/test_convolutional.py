@@ -105,6 +105,7 @@ class Turned(nn.Module):
     return nn.Dense(10)(nn.relu(nn.Dense(32)(x.reshape(len(x), -1))))
 
 
+@pytest.mark.long
 def test_the_decoder_is_given_maps_whatever_their_order(digits, monkeypatch):
   """The same weights in three orders: rows, columns and channels, channels first, and columns first."""
   made, shapes = gl.attacks.decoder.REGISTRY['windows']((8, 8, 1), steps=1), []
@@ -136,6 +137,7 @@ def sent(scenario, number=1, key=0):
 PRECODE = pytest.param('lenet(width=4)+precode(size=8)', marks=pytest.mark.slow)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('model', ['cnn(widths=16)', PRECODE])
 def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, model):
   """Whatever label, dropout or noise of a bottleneck stands behind it."""
@@ -150,6 +152,7 @@ def test_the_truth_alone_explains_what_stands_before_the_dense_layer(digits, mod
     assert float(distance(scaled, scenario.samples[:1])) < 1e-8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('which', ['frozen', 'private'])
 def test_layers_that_are_not_sent_are_not_compared(digits, which):
   scenario = made('cnn(widths=16-16)', *(each[:4] for each in digits))
@@ -182,6 +185,7 @@ OTHERS = [
 COMPILED = [pytest.param(local, marks=[pytest.mark.long] * bool(local)) for local in OF_ONE_GRADIENT]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('local', [*COMPILED, *OTHERS], ids=str)
 def test_a_delta_is_matched_where_it_is_a_multiple_of_one_gradient(digits, local):
   """The truth does not explain any other: its distance is 1.1 under Adam, and 0.08 under weight decay."""
@@ -218,6 +222,7 @@ def test_precode_is_read_exactly(digits):
   assert max(row['psnr'] for row in found.controls) < 15
 
 
+@pytest.mark.long
 def test_no_labels_are_claimed(digits):
   scenario = made('cnn(widths=16)', *(each[:4] for each in digits))
   (row,) = gl.audit(

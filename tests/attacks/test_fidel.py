@@ -204,6 +204,7 @@ def plain_network(name):
   return models.create('mlp(widths=6)', 4, init='default') if name == 'ours' else models.from_flax(Net())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', NORMALISED)
 def test_the_gradient_of_normalised_pixels_is_made_that_of_the_pixels(name):
   model = NORMALISED[name]()
@@ -255,6 +256,7 @@ def test_what_parameters_or_statistics_make_of_a_sample_is_no_sample(before, ref
     image_layer(model, seen)
 
 
+@pytest.mark.long
 def test_a_normalisation_is_recognised_in_half_precision():
   half = {'dtype': 'bfloat16', 'param_dtype': 'bfloat16'}
 
@@ -268,12 +270,14 @@ def test_a_normalisation_is_recognised_in_half_precision():
   np.testing.assert_allclose(found.normalised[0], 0.5, atol=0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('widths', ['2', '2-2'])
 def test_a_network_that_is_silent_on_a_probe_is_asked_again(widths):
   model = models.create(f'mlp(widths={widths})', 10, init='default')
   assert entry(model, (4, 6, 4), ('Dense_0', 'kernel'), ('Dense_0', 'bias')) == (True, None, True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'seen',
   [
@@ -304,6 +308,7 @@ def test_each_value_is_compared_with_its_own_scale(declared):
   np.testing.assert_allclose(found.normalised[1], np.tile(std, 16), rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('before', [inside, lambda net, x: 2 * x - 1])
 def test_a_network_that_normalises_inside_shows_its_pixels(before):
   images = jax.random.uniform(jax.random.key(0), (1, 4, 4, 3))
@@ -371,6 +376,7 @@ def test_a_matrix_of_the_whole_network_that_is_used_last_hides_nothing():
   np.testing.assert_allclose(found[0], image[0], atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_layer_without_a_bias_is_not_passed_over_in_silence():
   client, seen, _ = seen_by(models.from_flax(Normed(nn.RMSNorm(), bias=False)))
   layers = client.model.layers((4, 4, 1))

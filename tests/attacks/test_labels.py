@@ -60,6 +60,7 @@ def test_repeated_labels_are_counted(rule, dense_network, small_images):
   assert collections.Counter(rules.RULES[rule](kernel, bias, 8, known).tolist()) == collections.Counter(truth.tolist())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('rule', rules.RULES)
 def test_an_update_without_the_last_layer_tells_no_label(rule, observe, client, small_images):
   images, labels = (x[:1] for x in small_images)
@@ -197,6 +198,7 @@ def test_counts_are_rounded_by_largest_remainders(expected, count, labels):
   assert rules.of_counts(jnp.asarray(expected), count).tolist() == labels
 
 
+@pytest.mark.long
 def test_counts_are_exact_where_all_features_are_equal():
   rng = np.random.default_rng(0)
   weights, offsets, features = rng.normal(size=(5, 4)), rng.normal(size=4), rng.uniform(size=5)
@@ -306,6 +308,7 @@ def test_an_audit_gives_auxiliary_images_to_the_rule_that_needs_them(dense_netwo
     gl.audit(jax.random.key(1), scenario._replace(public=None), [None], [attack], 2, **settings)
 
 
+@pytest.mark.long
 def test_rules_that_predict_noise_or_examples_refuse_texts():
   client = texts.scenario(loss='cross_entropy', head='first', kind='bert', number=24).client
   for rule in rules.RULES:

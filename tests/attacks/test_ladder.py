@@ -87,6 +87,7 @@ def test_a_rung_starts_smoother_than_it_ends(seen):
   np.testing.assert_allclose(factors, expected, rtol=1e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('make', [attacks.ladder, attacks.annealed])
 def test_the_objective_of_a_search_that_does_not_move_is_that_of_its_start(seen, make):
   client, observation = seen

@@ -106,6 +106,7 @@ def test_the_scale_of_a_tensor_holds_what_differs_between_groups():
   np.testing.assert_allclose(scales['w'], 1e-3, rtol=0.1)
 
 
+@pytest.mark.long
 def test_the_same_key_learns_the_same(honest):
   """Private images play no part, and the client that is simulated does."""
   attack, key = SMALL.changed(steps=3), jax.random.key(3)
@@ -123,6 +124,7 @@ def test_the_same_key_learns_the_same(honest):
   assert not same(first, learn(honest._replace(public=(images**2, labels))))
 
 
+@pytest.mark.long
 def test_learning_tells_how_far_it_is_and_does_not_depend_on_its_parts(honest, monkeypatch):
   attack, key = SMALL.changed(steps=7), jax.random.key(3)
   heard = []
@@ -209,6 +211,7 @@ def test_pairs_are_read_from_projected_uploads(honest):
   assert jnp.mean(found) < 0.9 * jnp.mean(mean_image)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('number', [1, 3])
 def test_the_error_of_a_batch_does_not_depend_on_its_order(number):
   found, images = jax.random.uniform(jax.random.key(number), (2, number, 9))

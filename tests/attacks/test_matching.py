@@ -231,6 +231,7 @@ def test_labels_that_are_not_granted_are_not_used(client, observe, small_images)
   assert set(state.dummy) == {'images', 'logits'}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('distance', ['squared_euclidean', 'cosine'])
 def test_a_tolerance_ends_the_search(distance, small_images):
   """It ends at the first point whose distance, over that of no update at all, is within it, and stays there."""

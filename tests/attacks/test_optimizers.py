@@ -127,6 +127,7 @@ def test_lbfgs_descends_along_gradients_of_any_size(scale):
   assert float(values.min()) < 1e-6 * float(values[0])
 
 
+@pytest.mark.long
 def test_lbfgs_lanes_are_independent():
   starts = jnp.asarray([[-1.2, 1.0], [0.5, 0.5], [2.0, -1.0]], jnp.float32)
   optimizer = lbfgs(history=5)

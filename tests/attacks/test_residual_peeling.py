@@ -112,6 +112,7 @@ def test_stages_compute_what_the_network_does(digits):
   np.testing.assert_allclose(np.asarray(net.apply(net.head, {}, last)) @ kernel + bias, logits, atol=1e-5)
 
 
+@pytest.mark.long
 def test_the_closed_form_gives_the_map_before_the_last_block(digits):
   client, seen = observed(digits, Small())
   net_of = peeling._network(client.model, (8, 8, 1), True)
@@ -155,6 +156,7 @@ def map_of(client, seen, weight):
   return found, closed_map.axis_of(net_of, 1), eigenvalue < 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('turned', [False, True])
 @pytest.mark.parametrize('order', ['HWIO', 'OIHW', 'IOHW'])
 def test_a_map_is_found_whatever_the_order_of_a_weights_axes(digits, order, turned):
@@ -364,6 +366,7 @@ def test_a_map_comes_back_through_a_stride_that_hides_constants(digits, monkeypa
   assert np.mean(least == 0) > 0.5
 
 
+@pytest.mark.long
 def test_a_shortcut_without_parameters_sees_more_than_the_convolution(digits, monkeypatch):
   """A shortcut that takes every other entry, in ResNet-20, has a stride, too: constants and the scale show there."""
   client, seen = observed(digits, Small(stride=2, project=False))
@@ -392,6 +395,7 @@ def test_constants_that_a_shortcut_shows_are_not_left_to_the_closed_form(digits,
   assert near(x, truth[1]) and left < 1e-6
 
 
+@pytest.mark.long
 def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkeypatch):
   client, seen = observed(digits, Plain())
   update = jax.tree_util.tree_map_with_path(
@@ -401,6 +405,7 @@ def test_a_shift_that_contradicts_what_comes_back_ends_the_search(digits, monkey
   assert found.image is None and len(found.maps) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('rate', [0.6, 0.95])
 def test_features_that_soteria_leaves_out_are_not_taken_for_zero(digits, monkeypatch, rate):
   """Most of them are left out; the scale of the map follows from the others."""
@@ -451,6 +456,7 @@ class Single(nn.Module):
     return nn.Dense(10, name='dense')(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('norm', 'hidden'), [(True, False), (False, True)])
 def test_of_one_stage_the_closed_form_is_the_image(digits, norm, hidden):
   """A hidden layer with as many units as classes does not tell the label."""
@@ -517,6 +523,7 @@ def test_an_upload_that_is_not_finite_gives_nothing(digits):
   assert not found.samples.any() and found.labels.tolist() == [-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('module', 'number', 'local', 'message'),
   [

@@ -31,6 +31,7 @@ def distance(client, seen, images, place=None, **settings):
   return float(jax.jit(matching.losses)(seen, images, seen.targets, place=place)[1])
 
 
+@pytest.mark.long
 def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(problem):
   client, seen, images = problem
   gradient = jax.jit(client.gradient)(seen.variables, images, seen.targets)
@@ -41,6 +42,7 @@ def test_an_approximation_is_the_gradient_of_all_samples_with_the_sign_reversed(
   assert distance(client, seen, images, match='approximation', form='ghost') == pytest.approx(found, rel=1e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('match', ['approximation', 'surrogate'])
 def test_rates_of_single_tensors_are_compared_as_they_are(problem, match, monkeypatch):
   """Products of the plain gradient know no rates: they are refused, and taken by no large network."""
@@ -105,6 +107,7 @@ def test_epochs_with_samples_of_their_own(problem):
     distance(uneven, seen, jnp.tile(images, (2, 1, 1, 1)), orders='free')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'share,settings',
   [
@@ -142,6 +145,7 @@ CONCEALING = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('trained', CONCEALING)
 @pytest.mark.parametrize('decoys', [1, 2])
 def test_decoys_stand_in_the_local_batches_of_their_samples(problem, trained, decoys):
@@ -174,6 +178,7 @@ def test_decoys_stand_in_the_local_batches_of_their_samples(problem, trained, de
   assert float(jax.jit(matching.losses)(of, jnp.tile(images, (copies, 1, 1, 1)), targets, 0, beside)[1]) < 1e-6
 
 
+@pytest.mark.long
 def test_an_order_that_is_not_assumed_is_dropped(problem):
   """A client of two epochs in given orders, to an attacker who knows them, or knows no order, or assumes one epoch."""
   client, seen, images = problem
@@ -227,6 +232,7 @@ def test_a_shared_gradient_leaves_nothing_to_assume(problem, settings):
     attacks.csdlg(**settings)(client)
 
 
+@pytest.mark.long
 def test_an_approximation_has_the_scale_of_the_delta(problem):
   """Of one step of plain SGD, eq. 2 of OUTPOST is exact, for squared distances as well; of two it is twice that."""
   client, seen, images = problem

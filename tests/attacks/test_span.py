@@ -132,12 +132,14 @@ def test_what_is_not_found_is_no_token_where_a_network_has_no_padding():
   assert attacked(client, dead) == [(-1,) * 6] * 2
 
 
+@pytest.mark.long
 def test_a_repeated_sequence_is_found_and_repeated():
   ids, labels = batch(2, 8, seed=4)
   ids = ids[[0, 0]]
   assert attacked(*observed(GPT, ids, labels[[0, 0]])) == expected(ids)
 
 
+@pytest.mark.long
 def test_a_common_beginning_branches():
   ids, labels = batch(3, 6, seed=5)
   ids[1, :3] = ids[0, :3]
@@ -175,6 +177,7 @@ def test_adapters_alone(rank, number, length, first):
   assert attacked(*observed(spec, ids, labels, variables=variables)) == expected(ids)
 
 
+@pytest.mark.long
 def test_noise_in_place_of_an_upload_shows_nothing():
   ids, labels = batch(2, 8)
 
@@ -186,6 +189,7 @@ def test_noise_in_place_of_an_upload_shows_nothing():
   assert attacked(*observed(GPT, ids, labels, change=zeros)) == [(PAD,) * 8] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'settings', 'message'),
   [

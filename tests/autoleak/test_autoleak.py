@@ -446,6 +446,7 @@ def test_false_matches_of_rankings_are_said_below_the_line_that_counts_them():
   assert 'and by rankings of candidates, 1 comes to “re-identified”: a false alarm' in told
 
 
+@pytest.mark.long
 def test_what_a_user_calls_a_defense_is_no_part_of_the_task(scenario, monkeypatch):
   monkeypatch.setattr(MODULE, 'ENSEMBLES', {'images': SHORT[1:2]})
   monkeypatch.setattr(MODULE, 'CONTROLS', 2)

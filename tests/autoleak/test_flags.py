@@ -76,6 +76,7 @@ def deaf():
   return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('defense', 'flag', 'words'),
   [

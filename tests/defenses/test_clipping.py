@@ -80,6 +80,7 @@ def test_an_infinite_bound_passes_what_is_not_finite():
   jax.tree.map(np.testing.assert_array_equal, clip(NOT_FINITE, np.inf), NOT_FINITE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('counts', ['clipped', 'unclipped'])
 def test_the_server_takes_an_upload_without_a_finite_norm_for_zeros_that_were_clipped(counts):
   good = {'a': jnp.asarray([0.1, 0.2]), 'b': jnp.full(3, 0.1)}

@@ -215,6 +215,7 @@ def test_dgc_over_several_participations(gradients, settings):
       assert not np.any(np.asarray(s)[~np.asarray(mask)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('text', ['topk(ratio=0.1)', 'dgc(ratio=0.1)'])
 def test_noise_does_not_fill_what_is_dropped(gradients, text):
   (updates, *_), client, given = gradients

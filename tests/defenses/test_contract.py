@@ -148,13 +148,17 @@ OTHERS = {'ats': 'data', 'instahide': 'data', 'compensation': 'round', 'server_d
 WITH_IDENTITY = [name for name, case in CASES.items() if case.identity is not None]
 KEY = jax.random.key(11)
 
-every_defense = pytest.mark.parametrize('name', CASES)
-# Those that optimise or differentiate samples compile for long: `pytest -m slow` has them everywhere.
-ADDED = ('gaussian', 'laplace', 'client_dp', 'null_gradient')  # noise, which has no derivative, beside `clip`
+# Those that optimise or differentiate samples compile for long.
 HEAVY = ('concealment', 'graddefense_step', 'graddefense', 'clip_samples', 'dpsgd')
-every_defense_but_heavy = pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in CASES]
-)
+ADDED = ('gaussian', 'laplace', 'client_dp', 'null_gradient')  # noise, which has no derivative, beside `clip`
+
+
+def each_of(names, heavy=pytest.mark.long):
+  """Returns the decorator of a test that runs for each of these defenses, with a mark where that takes long."""
+  return pytest.mark.parametrize('name', [pytest.param(name, marks=heavy) if name in HEAVY else name for name in names])
+
+
+every_defense, every_defense_but_heavy = each_of(CASES), each_of(CASES, pytest.mark.slow)
 # One for each argument that is handed on: a key, parameters, a batch.
 KINDS = ('gaussian', 'outpost', 'soteria')
 every_kind = pytest.mark.parametrize(
@@ -291,7 +295,7 @@ def test_a_strong_setting_really_changes_the_update(name, network, samples, comp
 
 
 @every_sample
-@pytest.mark.parametrize('name', WITH_IDENTITY)
+@each_of(WITH_IDENTITY)
 def test_strength_zero_is_the_identity_exactly(name, network, samples, compiled):
   sample = samples(network)
   identity = {**CASES[name].strong, **CASES[name].identity}
@@ -384,6 +388,7 @@ def test_structure_shapes_and_dtypes_stay(name, dtype, samples):
   assert [(x.shape, x.dtype) for x in jax.tree.leaves(before)] == [(x.shape, x.dtype) for x in jax.tree.leaves(after)]
 
 
+@pytest.mark.long
 @every_kind
 def test_it_stands_in_front_of_an_optimizer(name, samples, compiled):
   sample = samples('normed')
@@ -393,6 +398,7 @@ def test_it_stands_in_front_of_an_optimizer(name, samples, compiled):
     assert_close(jax.jit(lambda key: apply(chained, sample, key))(KEY), expected)  # noqa: B023 called at once
 
 
+@pytest.mark.long
 @every_kind
 def test_another_defense_may_follow(name, samples, compiled):
   sample, follower = samples('normed'), defenses.gaussian(stddev=0.2)
@@ -432,6 +438,7 @@ def test_gradient_accumulation(name, samples):
   assert_close(second, jax.tree.map(jnp.negative, apply(make(name, sample), sample, jax.random.key(2), mean)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'name',
   [pytest.param(n, marks=pytest.mark.slow) if n in (*HEAVY, *ADDED) else n for n in CASES],
@@ -593,7 +600,7 @@ def test_random_is_what_depends_on_the_key(name, behaviour):
 
 
 # Concealment also turns its result by the update that it is handed.
-@pytest.mark.parametrize('name', [name for name in CASES if name != 'concealment'])
+@each_of([name for name in CASES if name != 'concealment'])
 def test_what_replaces_its_input_depends_on_nothing_of_it(name, behaviour):
   defended = behaviour(name)
   turned = jax.tree.map(lambda u: 2 * jnp.flip(u), defended.given.updates)
@@ -612,7 +619,7 @@ def test_noise_is_what_is_added_to_a_gradient_of_zero(name, behaviour):
   assert added == (control or trait(name, 'noise') is not None) == (control or bool(CASES[name].quiet))
 
 
-@pytest.mark.parametrize('name', [name for name, case in CASES.items() if case.quiet])
+@each_of([name for name, case in CASES.items() if case.quiet])
 def test_the_noise_has_the_declared_variance_on_the_declared_fraction_of_entries(name, behaviour):
   defended, noise = behaviour(name), trait(name, 'noise')
   settings = defended.method.settings

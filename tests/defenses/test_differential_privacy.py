@@ -262,6 +262,7 @@ def test_dropout_is_on_where_a_key_is_given(small_images):
   assert np.linalg.norm(masked[0] - masked[1]) > 0.1 * np.linalg.norm(expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('norm', [0.5, math.inf])
 def test_local_training_clips_at_every_step(dense, norm):
   """Four samples in batches of three, twice over: the second batch of each epoch is one sample and padding."""

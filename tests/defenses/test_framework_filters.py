@@ -62,6 +62,7 @@ PASSES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('values', 'settings'), PASSES)
 @pytest.mark.parametrize('replace', [False, True])
 def test_svt_privacy_selects_as_the_passes_do(replace, values, settings):
@@ -84,6 +85,7 @@ def test_svt_privacy_selects_as_the_passes_do(replace, values, settings):
   assert replace or set(ours.sum(1)) <= {2, 3}
 
 
+@pytest.mark.long
 def test_svt_privacy_sends_nine_percent_by_default_with_noise_of_twenty_times_gamma():
   updates = {'w': jnp.zeros(100_000)}
   sent = apply(defenses.svt_privacy(), updates, key=KEY)['w']

@@ -168,6 +168,7 @@ def test_exact_sensitivity_is_the_norm_of_the_whole_jacobian(name):
   np.testing.assert_allclose(measured, np.mean(norms, axis=0), rtol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('probes', [1, 4])
 def test_probes_are_low_by_an_eighth_of_their_relative_variance(probes, small_images, linear_params):
   images, labels = small_images
@@ -321,6 +322,7 @@ def perturbation(name):
   return jax.jit(jax.vmap(defend, in_axes=(None, 0)))
 
 
+@pytest.mark.long
 @networks
 @pytest.mark.parametrize('ratio', [0.0, 0.3, 1.0])
 def test_noise_falls_on_the_chosen_slices_only(name, ratio):
@@ -352,6 +354,7 @@ def test_noise_falls_on_the_chosen_slices_only(name, ratio):
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
+@pytest.mark.long
 def test_by_name_it_is_sliced_by_the_risk_on_public_images(small_images, linear_params):
   client, variables = linear_client(), {'params': jax.tree.map(jnp.asarray, linear_params)}
   context = defenses.Context(client, variables, (8, 8, 1), small_images)
@@ -456,6 +459,7 @@ def test_padding_does_not_count_in_the_risk():
   assert trees.norm(trees.subtract(third, fourth)) > 0.1 and trees.norm(trees.subtract(third, first)) > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [1e-9, 1.0, 1e25])
 def test_each_chosen_slice_is_clipped(scale):
   *_, images, _, gradient = setting('lenet')

@@ -66,6 +66,7 @@ def entries(tree, layer):
   return np.concatenate([np.asarray(trees.get(tree, path), np.float64).ravel() for path in layer.paths])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'settings', [DEFAULTS, {'noise': 0.8, 'fisher': 0.2, 'prune': 0.5}], ids=['defaults', 'less noise than is kept']
 )
@@ -107,6 +108,7 @@ def test_each_layer_has_noise_at_the_scale_of_its_own_risk(gradient):
     assert np.std(drawn) == pytest.approx(0.5 * risk, rel=5 / math.sqrt(2 * drawn.size))
 
 
+@pytest.mark.long
 def test_the_example_of_twenty_weights():
   """Ten weights in each of two tensors of one layer: thresholds are the layer's, not the tensors'."""
   params = {'layer': {'kernel': jnp.tile(jnp.asarray([[0.5, -0.5]]), (5, 1)), 'bias': jnp.full(10, 0.25)}}
@@ -166,6 +168,7 @@ def test_the_codes_first_step_is_not():
   assert 0 < changed < 4000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('gradient', ['lenet'], indirect=True)
 def test_the_codes_rules(gradient):
   """Risk and pruning by tensor; one Fisher threshold over means along axis 0."""
@@ -226,6 +229,7 @@ def test_a_client_says_what_it_does_not_train(network):
   ).arguments == (bound.arguments)
 
 
+@pytest.mark.long
 def test_the_count_runs_within_a_round_and_starts_anew_in_the_next(linear, small_images):
   """With decay=inf the first step alone is protected, and with prune=1 and no noise it does nothing at all."""
   images, labels = jnp.asarray(small_images[0][:3]), jnp.asarray(small_images[1][:3])

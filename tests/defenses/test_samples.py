@@ -54,6 +54,7 @@ def test_the_table_covers_the_registry():
   assert set(CASES) == {name for name, make in defenses.REGISTRY.items() if make.traits.place == 'data'}
 
 
+@pytest.mark.long
 @every_defense
 def test_shapes_dtypes_and_the_range_stay(name, batch, public):
   function = make(name, public)
@@ -69,6 +70,7 @@ def test_shapes_dtypes_and_the_range_stay(name, batch, public):
     assert [x.shape for x in out] == [x.shape for x in others]
 
 
+@pytest.mark.long
 @every_defense
 def test_draws_follow_the_key_and_differ_between_images(name, batch, public):
   function = make(name, public)
@@ -129,6 +131,7 @@ def tiny():
   )
 
 
+@pytest.mark.long
 @every_defense
 def test_a_client_trains_on_what_comes_out(name, batch, public):
   """The update is that of the undefended client on the defended samples, and the attacker's simulation has no part."""
@@ -200,6 +203,7 @@ def coloured():
   return crop, (crop / 255).astype(np.float32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('name', 'magnitude'),
   [('translate_x', 0.25), ('translate_x', 0.453), ('translate_y', 0.3), ('shear_x', 0.3), ('shear_y', 0.2)],
@@ -352,6 +356,7 @@ def scored(small_images):
   return Client(model, 10), variables, jnp.asarray(small_images[0][0]), int(small_images[1][0])
 
 
+@pytest.mark.long
 def test_privacy_score_against_a_loop(scored):
   client, variables, image, label = scored
   gradient = jax.jit(lambda x: client.local_update(None, variables, x[None], jnp.asarray([label])).update)
@@ -458,6 +463,7 @@ def test_signs_of_pixels_are_fair_and_independent():
     assert scipy.stats.binomtest(int(same.sum()), same.size, 0.5).pvalue > 1e-4
 
 
+@pytest.mark.long
 def test_arrays_of_numpy_are_encoded_alike(batch, public):
   function = samples.instahide(public)
   expected = function(jax.random.key(0), *batch)
@@ -469,6 +475,7 @@ def test_arrays_of_numpy_are_encoded_alike(batch, public):
   jax.tree.map(np.testing.assert_array_equal, found, client.transformed(jax.random.key(0), *batch))
 
 
+@pytest.mark.long
 def test_each_client_of_a_cohort_transforms_its_own_samples(small_images):
   """The upload is the update of what they are said to train on."""
   model = models.mlp(10, widths=(4,), init='default')
@@ -522,6 +529,7 @@ def test_instahide_mixes_no_image_with_padding(batch, public, count):
       np.testing.assert_allclose(one, other[:count], atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_client_tells_instahide_its_padding(batch, public):
   seen = []
 

@@ -51,6 +51,7 @@ def compare(place, text, stored):
   assert outputs.agree(text, stored), f'{place} prints something else, {again} writes it:\n{text}\n\nnot\n{stored}'
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 @pytest.mark.parametrize('path', SHORT, ids=name)
 def test_python_runs(path, tmp_path, monkeypatch):

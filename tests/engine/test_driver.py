@@ -152,6 +152,7 @@ def test_numbers_are_traced(table):
   assert len(set(found.objective.tolist())) == 8
 
 
+@pytest.mark.long
 def test_equal_builds_compile_once(table):
   build, shared, lanes = table
   run(table)
@@ -255,6 +256,7 @@ def all_kept(table, finishing):
   return seen, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('devices', 'lanes'), [(1, 8), (2, 16)])
 def test_removing_finished_lanes_changes_no_bits(table, finishing, all_kept, devices, lanes, monkeypatch):
   moved, seen, with_lanes = [], [], groups.Placement.with_lanes
@@ -421,6 +423,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch):
   assert ahead.cores() == 5
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('two_cores')
 def test_what_was_compiled_ahead_is_not_traced_again_and_gives_the_same_bits(table, reference):
   build = dataclasses.replace(table[0], shift=3.0)  # one that no test has compiled

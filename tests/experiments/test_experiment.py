@@ -117,6 +117,7 @@ def test_fewer_than_three_trials_decide_nothing(count, expected):
     assert low < 14.96 and high > 15.04  # the ends of both intervals
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('defense', 'moved'), [('fragmentation(ratio=0.4)', True), ('prune(rate=0.9)', False)])
 def test_a_defense_that_compares_with_the_model_before_has_one_beside_given_weights(monkeypatch, defense, moved):
   run = dataclasses.replace(
@@ -177,6 +178,7 @@ def test_no_others_are_read_where_none_are_needed():
   assert data.public is None and data.others is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('share', 'defense'), [('gradient', 'none'), ('delta', 'none'), ('gradient', 'topk(ratio=0.3)')]
 )

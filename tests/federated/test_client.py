@@ -248,6 +248,7 @@ def test_statistics_pass_from_one_local_step_to_the_next(samples):
   np.testing.assert_allclose(upload.update['w'], -0.5 * 6, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('share', ['gradient', 'delta'])
 def test_dropout_is_on_only_with_a_key(normed, samples, share):
   _, variables = normed
@@ -361,6 +362,7 @@ def test_random_defenses_need_the_clients_key(linear, samples):
       client.local_update(None, variables, *samples)
 
 
+@pytest.mark.long
 def test_chains_and_local_steps_draw_different_noise(linear, samples):
   model, variables = linear
   noise = optax.chain(optax.scale(0.0), defenses.gaussian(stddev=1.0))
@@ -407,6 +409,7 @@ def test_undefended_drops_both_chains_and_nothing_else(linear, samples):
 # --- as the attacker runs it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'options',
   [
@@ -435,6 +438,7 @@ def test_an_attacker_can_differentiate_the_upload(normed, samples, options):
   np.testing.assert_allclose(np.sum(gradient * direction), difference, rtol=0.02)
 
 
+@pytest.mark.long
 def test_local_update_leaves_the_global_model_and_vmaps_over_clients(linear, small_images):
   model, variables = linear
   before = jax.tree.map(np.array, variables)

@@ -124,6 +124,7 @@ def test_the_rate_decays_from_step_to_step(linear):
     np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
+@pytest.mark.long
 def test_a_shuffled_epoch_takes_every_sample_once(linear):
   """With one sample to a step and a vanishing rate the order does not matter; with a large one it does."""
   settings = {**LOCAL, 'local_epochs': 1, 'local_batch_size': 1}
@@ -344,6 +345,7 @@ def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'settings', [{'frozen': 'Dense_0'}, {'private': 'Dense_0'}, {'frozen': 'Dense_0', 'step': True}]
 )

@@ -184,6 +184,7 @@ def test_optimizers_equal_pytorch_s(name, accumulate):
   assert_close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['adam', 'adamw', 'rmsprop'])
 def test_an_attacker_can_differentiate_through_them(name):
   client = gl.ClientSettings(**LOCAL, optimizer=name).client(MODEL, OUTPUTS)

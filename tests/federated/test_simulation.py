@@ -122,6 +122,7 @@ def test_a_client_keeps_its_residual_until_it_takes_part_again(setting):
   assert len(kept) == 3
 
 
+@pytest.mark.long
 def test_some_defend_themselves_and_others_do_not(setting):
   """One client sends its largest entries alone, two send everything; each is padded among its like."""
   dgc = {'upload': defenses.dgc(ratio=0.1)}
@@ -238,6 +239,7 @@ def test_a_norm_beyond_float32_is_the_same_when_it_is_read_again(setting, tmp_pa
   assert np.isnan(norms).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('defense', [{}, {'upload': defenses.dgc(ratio=0.1)}], ids=['none', 'dgc'])
 def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defense):
   federation, variables = setting(defense, per_round=2, server=optax.sgd(1.0, 0.9))
@@ -289,6 +291,7 @@ def test_a_folder_keeps_the_group_size_that_it_began_with(setting, tmp_path, mon
   assert sizes == [1, 1]
 
 
+@pytest.mark.long
 def test_training_learns_eight_digits(setting):
   federation, variables = setting({'epochs': 3})
   _, rows = training.train(KEY, federation, variables, 40, test=(federation.samples, federation.targets))
@@ -310,6 +313,7 @@ def test_what_cannot_be_is_named(setting, changed, words):
     setting(**changed)
 
 
+@pytest.mark.long
 def test_noise_at_the_server_is_geyers_mean_of_those_who_answered(setting):
   federation, variables = setting(drop_out=0.5, server_noise=0.7)
   state = simulation.start(federation, variables)
@@ -350,6 +354,7 @@ def test_participations_count_who_answered(setting):
   assert 0 < counts.sum() < 12
 
 
+@pytest.mark.long
 def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting, tmp_path):
   """Three clients, all of them in every round: after r rounds each has sent r times."""
   chain = defenses.client_dp(norm=1, noise=5)
@@ -452,6 +457,7 @@ def test_noise_at_the_server_moves_no_frozen_layer(changed):
   assert np.abs(after['Dense_1']['kernel'] - before['Dense_1']['kernel']).max() > 0.01
 
 
+@pytest.mark.long
 def test_noise_at_the_server_is_not_thrown_away(setting):
   """The mean of the raw uploads took the place of the noisy one, and the ε of the noise was still stated."""
   chain = defenses.server_dp(norm=0.3, noise=0.0, clients=3)

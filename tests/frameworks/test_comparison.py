@@ -77,6 +77,7 @@ def test_a_client_that_changes_its_samples_in_place_changes_no_others(check):
   np.testing.assert_array_equal(LABELS, before[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'change',
   [
@@ -200,6 +201,7 @@ def test_a_clipped_update_is_told_from_a_wrong_rate(check):
   assert [one.words for one in rate] == ['learning_rate=0.01']
 
 
+@pytest.mark.long
 def test_what_nothing_explains_is_said(check, monkeypatch):
   kinds = comparison._kinds
   monkeypatch.setattr(comparison, '_kinds', lambda *given: itertools.islice(kinds(*given), 3))  # of nine
@@ -222,6 +224,7 @@ def in_new_orders(draw):
   return transform
 
 
+@pytest.mark.long
 def test_orders_augmentation_and_noise_are_told_apart(check):
   draw = np.random.default_rng(0)
   shuffled = in_new_orders(draw)
@@ -354,6 +357,7 @@ def along_rounding(normed, believed, settings=ADAM, shuffles=False):
   return compare(fit, *normed, IMAGES, LABELS, believed, 4)
 
 
+@pytest.mark.long
 def test_steps_along_nothing_but_rounding_are_no_difference(normed):
   """The bias has no gradient but rounding, and Adam steps along it at full length."""
   found = along_rounding(normed, ADAM)

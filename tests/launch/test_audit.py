@@ -192,6 +192,7 @@ def test_what_was_deleted_is_rendered_again(completed):
   assert after['report.html'].startswith(b'<!')
 
 
+@pytest.mark.long
 def test_a_page_that_is_older_than_its_result_is_made_anew(completed):
   """As a kill leaves it, between the result of a folder that grew and its page."""
   page = completed.workdir / 'report.html'

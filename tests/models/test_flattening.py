@@ -104,6 +104,7 @@ def torch_weights(shapes):
   return weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('between', HERE)
 def test_logits_and_gradient_are_those_of_the_network_in_pytorchs_layout(between, tmp_path):
   model = gl.models.from_flax(Network(between))

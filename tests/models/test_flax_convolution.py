@@ -44,6 +44,7 @@ def matching(apply, params, x):
   return jax.vmap(jax.grad(square))(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', GEOMETRIES)
 def test_a_convolution_of_flax_has_the_same_values_at_every_order(name):
   module = Net(GEOMETRIES[name])

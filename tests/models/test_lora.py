@@ -243,6 +243,7 @@ ATTENTIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_the_sides_of_attention_are_inputs_and_outputs_however_many_axes_they_have(name):
   base, shape = ATTENTIONS[name]()

@@ -109,6 +109,7 @@ def assert_close(found, expected):
     np.testing.assert_allclose(found[name], leaf, rtol=1e-5, atol=1e-5 * np.abs(leaf).max() + 1e-7, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('function', [*MIXING, alone, layer_norm, unit], ids=lambda one: one.__name__)
 def test_a_smaller_last_batch_is_as_small_as_it_is(function):
   model, variables = model_of(function)

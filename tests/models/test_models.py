@@ -148,6 +148,7 @@ def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(conv
   assert np.abs(later - evaluated).max() > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'sample_shape'),
   [

@@ -137,6 +137,7 @@ class Never(Normed):
     return self.body(images, False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('model', [models.from_nnx(ByArgument('')), models.from_nnx(ByFlag('flag'))])
 def test_the_mode_arrives_in_nnx_and_dropout_follows_the_key(model, small_images):
   trained, evaluated = (upload(model, *small_images, mode) for mode in ('train', 'eval'))

@@ -135,6 +135,7 @@ def in_order(stages, blocks, project, deep=False):
         yield f'{place}/shortcut_conv', f'{place}/shortcut_norm'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'convolutions', 'dense'),
   [
@@ -282,11 +283,13 @@ def check_drawn(model, blocks, norm, sample_shape):
   check_forward_pass(model, variables, torch_entries(variables, sample_shape[-1]), blocks, norm, sample_shape)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('norm', 'project'), [('batch', False), ('group', True)])
 def test_two_blocks_against_numpy(norm, project):
   check_drawn(small(norm, project), (1, 1), norm, (7, 6, 3))
 
 
+@pytest.mark.long
 def test_bottlenecks_with_the_weights_of_torchvision_against_numpy(tmp_path):
   model = from_flax(resnet.ResNet(5, 'default', 'patches', 2, 'batch', (2, 1), True, True, 'imagenet'), 'small')
   rng, entries = np.random.default_rng(0), {}

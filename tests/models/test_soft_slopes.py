@@ -124,6 +124,7 @@ def test_the_slope_of_a_max_pool_is_a_softmax(kind):
   assert has_max_pools(made, variables, images.shape[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('train', [False, True])
 def test_values_are_exact_and_a_small_softness_has_the_derivatives_of_the_network(train):
   made = gl.models.from_flax(Net())

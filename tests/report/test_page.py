@@ -356,6 +356,7 @@ def test_everything_is_escaped(result):
   assert '&lt;script&gt;' in source
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'settings',
   [
@@ -410,6 +411,7 @@ def test_a_model_that_the_check_cannot_read_is_told_with_the_reason(result, kept
   assert f'The check cannot read this model: {reason}.' in text
 
 
+@pytest.mark.long
 def test_defenses_that_the_first_picture_leaves_out_are_counted(result, monkeypatch):
   number = len(result.config['defenses'])
   for most in (number - 1, number):

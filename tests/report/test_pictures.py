@@ -85,6 +85,7 @@ def test_each_picture_has_its_own_psnr(build):
         assert picture.score == pytest.approx(-10 * np.log10(np.mean(error**2)), abs=1e-3), pair
 
 
+@pytest.mark.long
 def test_pictures_of_chosen_trials_are_those_of_their_numbers(build):
   """As of an audit with `only`: each case has some of the trials, and a gap for the others."""
   whole = build(6, defenses=('none', 'prune(rate=0.9)'))

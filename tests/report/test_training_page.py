@@ -399,6 +399,7 @@ def test_the_page_names_the_loss_and_the_local_training_of_its_clients(settings,
   assert f'The loss is {loss}' in text and f'in batches of 10 with {how}, and sends' in text
 
 
+@pytest.mark.long
 def test_a_frontier_is_written_with_links_to_its_audits(tmp_path):
   trainings = {'none': NONE, 'topk(ratio=0.1)': trained(0.938, up=123)}
   rows = [*LEAK, *attacked('topk(ratio=0.1)', *NOBODY)]

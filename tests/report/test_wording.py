@@ -122,6 +122,7 @@ def test_attacks_of_one_paper_cite_it_once(alike):
   assert len(wording.citations(methods([*alike, 'idlg']))) == 2
 
 
+@pytest.mark.long
 def test_citations_follow_from_the_object_and_not_from_its_label():
   """Class fishing is cited under a harmless label, and a label that names a published method cites nothing."""
   dataset = gl.data.load('digits', limit=2)

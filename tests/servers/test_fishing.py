@@ -61,6 +61,7 @@ def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.long
 def test_class_fishing_leaves_one_samples_gradient(network, fished, small_images):
   images, labels = small_images  # one of each class from 0 to 7
   model, honest = network
@@ -340,6 +341,7 @@ def test_updates_that_are_no_longer_needed_are_dropped(pair):
   assert state.fished.queries > 5 and state.answers == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('method', ['published', 'difference'])
 def test_the_truth_is_the_sample_that_was_isolated(pair, method):
   attack, server, sent, answer = served(pair, method=method, inner='csdlg_fast', steps=10, tv=1e-6)
@@ -420,6 +422,7 @@ class Normed(nn.Module):
     return nn.Dense(10)(nn.relu(x))
 
 
+@pytest.mark.long
 def test_running_statistics_become_those_of_public_images(small_images, prepared):
   images, labels = small_images
   model = models.from_flax(Normed())
@@ -441,6 +444,7 @@ def test_running_statistics_become_those_of_public_images(small_images, prepared
   assert np.abs(features[0] - x).max() > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('fishing_for', [class_fishing, feature_fishing])
 def test_clients_and_models_that_cannot_be_fished_are_usage_errors(network, small_images, prepared, fishing_for):
   def scenario(**settings):

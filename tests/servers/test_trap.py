@@ -88,6 +88,7 @@ def test_who_activates_a_neuron_alone_comes_back(digits, prepared, variant):
   assert len(set(distance[:sure].argmin(axis=1).tolist())) == sure
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('held', [True, False])
 def test_rows_that_activate_a_neuron_alone_come_back(prepared, held):
   data = gradleak.data.load('breast_cancer', 'test', limit=108)
@@ -126,6 +127,7 @@ def test_agreement_then_what_is_known_then_contrast_decide():
   np.testing.assert_allclose(inputs, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_many_updates_at_once_and_nothing_at_all():
   rng = np.random.default_rng(1)
   updates = rng.uniform(size=(3, 6, 9)).astype(np.float32), rng.normal(size=(3, 9)).astype(np.float32)
@@ -240,6 +242,7 @@ def test_identity_kernels_pass_the_image_on(faces, prepared, padding, exact):
   np.testing.assert_array_equal(back[:, :exact], np.repeat(back[:, exact : exact + 1], exact, axis=1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'network',
   [
@@ -273,6 +276,7 @@ def test_an_image_alone_passes_the_convolutions(faces, prepared, network):
   np.testing.assert_allclose(found[0], faces[0], atol=1e-3 if network != 'cnn' else 0.2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('network', 'message'),
   [
@@ -314,6 +318,7 @@ def test_weights_in_half_precision_pass_images_up_to_rounding(faces, prepared):
     assert prepared(trap(), made._replace(variables=half), 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('pool', [False, True])
 def test_images_beyond_those_that_were_found_are_black(faces, pool):
   """Behind a pooling, an input of zeros decodes to grey, which would be an answer."""
