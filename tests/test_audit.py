@@ -123,6 +123,7 @@ def test_a_trial_that_is_not_finite_is_diverged_and_its_neighbours_are_untouched
   np.testing.assert_array_equal(images[:3], result.reconstructions[RECOVERY, 'none'][:3])
 
 
+@pytest.mark.long
 def test_a_report_of_a_diverged_trial_names_it(result, tmp_path):
   assert '1 NaN' in report.terminal_table(result)
   report.write(result, tmp_path)
@@ -557,6 +558,7 @@ def test_a_result_names_all_versions_and_devices_of_its_parts(linear, tmp_path, 
   assert run.joined([grown.versions, newer])['gradleak'] == f'0.1.0, {own["gradleak"]}, 9'
 
 
+@pytest.mark.long
 def test_fresh_and_found_results_are_the_same(linear, tmp_path):
   settings = {'attacks': {'guess': closed_form(draw)}, 'workdir': tmp_path / 'new'}
   fresh, found = (audit(linear, **settings) for _ in range(2))

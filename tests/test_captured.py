@@ -90,6 +90,7 @@ def test_a_folder_belongs_to_the_version_of_an_attack(dense, tmp_path):
     attack('2')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['npz', 'safetensors', 'legacy', 'zip', 'names'])
 def test_every_format_gives_the_private_image(kind, dense, tmp_path):
   update, names = dense.update(), None

@@ -332,6 +332,7 @@ def test_local_training_does_not_keep_the_canary_from_the_mechanism(name, given)
   assert rows['it', GAUSSIAN]['measured'] > 0.6 * rows['it', GAUSSIAN]['stated']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('given', 'stays'),
   [
@@ -401,6 +402,7 @@ def test_two_mechanisms_state_the_less_of_their_epsilons(scenario):
   assert values[0] < values[1] and values[2:] == [values[0]] * 2
 
 
+@pytest.mark.long
 def test_defenses_without_an_epsilon_are_measured_and_not_judged(scenario):
   rows = audited(scenario, [None, gl.defenses.gaussian(stddev=1.0)], uploads=400)
   assert set(verdicts(rows).values()) == {'no stated ε'}
@@ -458,6 +460,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 def test_a_correct_wrapper_is_consistent(scenario):
   made = stating(on_upload(lambda key, u: noisy(key, clipped(u), 2.0)), 2.0, 'correct')
   rows = audited(scenario, [made], rounds=2, confidence=SURE)

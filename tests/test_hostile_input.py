@@ -323,6 +323,7 @@ def test_texts_that_describe_nothing(text):
   message(gl.data.load, 'digits', text)
 
 
+@pytest.mark.long
 def test_lists_without_end():
   assert 'at most 10000' in message(registry.attacks, ';'.join(f'csdlg(tv={i})' for i in range(20_000)))
 

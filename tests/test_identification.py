@@ -85,6 +85,7 @@ def _mean_posterior(distance):
   return np.mean(1 / (1 + np.exp(-odds)))
 
 
+@pytest.mark.long
 def test_without_a_defense_one_upload_is_enough(scenario):
   found = identify(scenario, [None], labels='known')
   for statistic in (*identification.STATISTICS, identification.COMBINED):
@@ -419,6 +420,7 @@ def test_a_version_of_ones_own_defense_is_another_part(scenario, tmp_path):
   assert len(list((tmp_path / 'run' / 'parts').iterdir())) == 2
 
 
+@pytest.mark.long
 def test_ranks_of_an_earlier_version_are_another_part(scenario, tmp_path, monkeypatch):
   """Those in float32 would have stayed in a folder for good."""
   arguments = {'trials': 2, 'candidates': 20, 'workdir': tmp_path / 'run'}
@@ -828,6 +830,7 @@ def test_targets_that_a_gallery_has_not_are_refused(loss):
     gl.identify(jax.random.key(1), made, [None], 2, progress='none')
 
 
+@pytest.mark.long
 def test_the_first_sentence_follows_from_the_counts(scenario):
   found = identify(scenario, [None, D.prune(rate=0.5)], 4)
   among = found.config['listed'] - 1

@@ -38,6 +38,7 @@ def result(scenario, tmp_path_factory):
   return found
 
 
+@pytest.mark.long
 def test_points_are_recovered_without_a_defense(result):
   bare = [row for row in result.rows if row['defense'] == 'none']
   assert sum(row['success'] for row in bare) >= 3 and all(row['candidates'] == 100 for row in bare)
@@ -45,11 +46,13 @@ def test_points_are_recovered_without_a_defense(result):
   assert result.truth.shape == (4, 1, 2)
 
 
+@pytest.mark.long
 def test_adaptive_attackers_meet_the_defenses(result):
   adaptive_attacks = {row['adaptive'] for row in result.rows if row['defense'].startswith('prune')}
   assert 'masked' in ' '.join(filter(None, adaptive_attacks))
 
 
+@pytest.mark.long
 def test_rows_have_the_columns_of_their_modality(result):
   names = {column.name for column in schema.columns(circle.CIRCLE)}
   assert all(set(row) == names for row in [*result.rows, *result.controls])
@@ -60,6 +63,7 @@ def test_rows_have_the_columns_of_their_modality(result):
     of_rows([{'loss': 1.0}])
 
 
+@pytest.mark.long
 def test_control_runs_show_nothing(result):
   assert np.mean([row['nearness'] for row in result.controls]) < np.mean(
     [row['nearness'] for row in result.rows if row['defense'] == 'none']
@@ -100,6 +104,7 @@ def test_two_modalities_have_two_names_and_two_scores():
   assert REGISTRY == {'images': IMAGES, 'table': TABLE, 'text': TEXT, 'circle': circle.CIRCLE}
 
 
+@pytest.mark.long
 def test_a_page_a_table_and_pictures_are_made_of_it(result, tmp_path):
   table = gl.report.terminal_table(result)
   assert 'nearness digits' in table and 'PSNR' not in table and 'points' in table
@@ -126,6 +131,7 @@ def test_a_sweep_over_strengths_runs(scenario, tmp_path):
   assert gl.report.strengths(rows, defenses).startswith(b'\x89PNG')
 
 
+@pytest.mark.long
 def test_results_side_by_side_have_the_score_of_their_samples(result):
   found = gl.compare({'here': result})
   assert 'here: nearness digits, recovered (95 %)' in str(found) and 'PSNR' not in str(found)
@@ -176,12 +182,14 @@ def test_who_knows_a_defense_weights_no_smoothness_of_points(scenario):
   assert not any('prior' in dict(one.settings) or 'smoothness' in one.words for one in found)
 
 
+@pytest.mark.long
 def test_settings_name_a_modality_that_is_known(result):
   assert of_config(result.config) is circle.CIRCLE and of_config({}) is IMAGES
   with pytest.raises(gl.UsageError, match='unknown modality'):
     of_config({'modality': 'sounds'})
 
 
+@pytest.mark.long
 def test_what_is_said_follows_the_rows(result):
   """The same settings, with every row turned into a run that shows nothing."""
   hidden = {'success': False, 'verdict': 'inconclusive', 'recognised': 0, 'revealed': 0, 'identified': 0}

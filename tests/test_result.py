@@ -397,6 +397,7 @@ def test_steps_that_attacks_set_themselves_do_not_differ(finished):
   assert gl.compare([result, more]).differing == {f'steps of {ATTACK}': {'1': steps, '2': 7}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('knowledge', ['both', 'adaptive'])
 def test_what_an_adaptive_attack_holds_beside_the_unchanged_one_is_told(digits, knowledge):
   images, labels = (each[:32] for each in digits)

@@ -97,6 +97,7 @@ def interrupt(linear, workdir, step):
   assert not (workdir / 'rows.jsonl').exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('step', [0, 3, pytest.param(STEPS, marks=pytest.mark.slow)])
 def test_stopped_at_a_chunk(linear, uninterrupted, tmp_path, step):
   interrupt(linear, tmp_path / 'new', step)
@@ -106,6 +107,7 @@ def test_stopped_at_a_chunk(linear, uninterrupted, tmp_path, step):
   same(tmp_path / 'new', result, uninterrupted)
 
 
+@pytest.mark.long
 def test_stopped_twice(linear, uninterrupted, tmp_path):
   for step in (2, 4):
     interrupt(linear, tmp_path / 'new', step)
@@ -122,6 +124,7 @@ def test_resumed_on_fewer_devices(linear, uninterrupted, tmp_path, monkeypatch):
   assert watch.seen[0] == 3
 
 
+@pytest.mark.long
 def test_resumed_with_another_group_size_keeps_the_first(linear, uninterrupted, tmp_path):
   interrupt(linear, tmp_path / 'new', 3)
   store = json.loads((tmp_path / 'new' / 'speed.json').read_text())
@@ -171,6 +174,7 @@ def test_one_process_may_do_the_shares_of_several(linear, uninterrupted, tmp_pat
   same(tmp_path / 'new', audit(linear, tmp_path / 'new', shards=2), uninterrupted)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_the_memory_runs_in_parts_that_are_stored(linear, uninterrupted, tmp_path, monkeypatch):
   monkeypatch.setattr(run, 'pieces', lambda table, group_size: 3)
   seen, steps = [], [*range(STEPS + 1)]
@@ -189,6 +193,7 @@ def test_what_does_not_fit_the_memory_runs_in_parts_that_are_stored(linear, unin
   assert audit(linear, tmp_path / 'new').resumed
 
 
+@pytest.mark.long
 def test_parts_follow_from_the_states_that_fit_the_memory(linear, monkeypatch):
   """All lanes hold theirs at once, in groups of whatever size: 2,176 searches by L-BFGS took 21 GB."""
   found = []

@@ -212,6 +212,7 @@ def found(call):
   return call[0]()
 
 
+@pytest.mark.long
 def test_each_setting_is_attacked_on_the_same_images(found):
   assert list(found.steps) == [LABORATORY, 'training', PRODUCTION, 'batch']
   assert all([row['trial'] for row in found.of(name)] == [0, 1, 2] for name in found.steps)

@@ -242,6 +242,7 @@ def bare(rows):
   return [{name: value for name, value in row.items() if name != 'stopped'} for row in rows]
 
 
+@pytest.mark.long
 def test_an_audit_stops_where_the_question_is_decided(stopped, full):
   assert [(stop.defense, stop.answer, stop.after, stop.trials) for stop in stopped.stops] == [
     ('none', 'above', 8, MOST),
@@ -256,6 +257,7 @@ def test_an_audit_stops_where_the_question_is_decided(stopped, full):
   assert full.stops == [] and not any('stopped' in row for row in full.rows)
 
 
+@pytest.mark.long
 def test_its_rows_are_the_first_ones_of_the_full_audit(stopped, full):
   counts = {stop.defense: stop.trials for stop in stopped.stops}
   assert bare(stopped.rows) == [row for row in full.rows if row['trial'] < counts[row['defense']]]
@@ -264,11 +266,13 @@ def test_its_rows_are_the_first_ones_of_the_full_audit(stopped, full):
     np.testing.assert_array_equal(images, full.reconstructions[case][: counts[case[1]]])
 
 
+@pytest.mark.long
 def test_the_settings_say_what_was_asked(stopped, full):
   asked_ = {'decide': 0.5, 'within': None, 'level': 'recognisable', 'error_rate': 0.05}
   assert stopped.config == {**full.config, **asked_}
 
 
+@pytest.mark.long
 def test_a_defense_may_be_called_as_the_control_runs_are(scenario, stopped):
   result = audit(scenario, {'none': None, 'null_gradient': DEFENSES['some']}, decide=0.5)
   assert [(stop.answer, stop.trials) for stop in result.stops] == [('above', MOST), ('undecided', MOST)]
@@ -393,6 +397,7 @@ def test_processes_that_share_the_trials_are_refused(scenario, tmp_path):
     sweep(audits, DEFENSES, divide, MOST, workdir=tmp_path / 'sweep', process=(0, 2), decide=0.5, **given)
 
 
+@pytest.mark.long
 def test_a_sweep_stops_each_of_its_audits(scenario, stopped, tmp_path):
   given = {'progress': 'none', 'controls': 8, 'knowledge': 'non-adaptive', 'group_size': 4}
   said = []
@@ -446,6 +451,7 @@ def test_an_attack_learns_once(scenario, monkeypatch):
 # ---- reports
 
 
+@pytest.mark.long
 def test_all_intervals_are_anytime_valid(stopped, full):
   of, exact = ({(one['attack'], one['defense']): one for one in cases.summarise(r.rows)} for r in (stopped, full))
   for case, one in of.items():
@@ -471,6 +477,7 @@ def test_all_intervals_are_anytime_valid(stopped, full):
     assert [entry['levels'][0]['success_low'], entry['levels'][0]['success_high']] == bounds
 
 
+@pytest.mark.long
 def test_reports_say_how_trials_stopped(stopped, full):
   table = ' '.join(report.terminal_table(stopped).split())
   assert 'whether its attackers bring more, or fewer, than 50.0 % of the uploads to “recognisable” or further' in table

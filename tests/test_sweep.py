@@ -69,6 +69,7 @@ def swept(audits, tmp_path_factory):
   return len(TRACES) - before, rows, folder, said
 
 
+@pytest.mark.long
 def test_other_strengths_and_models_compile_nothing(swept, audits):
   """The first of two models and its ten strengths compiled all; the slow tests count a strength alone."""
   before, others = len(TRACES), objects([f'gaussian(stddev={0.5 + i / 100:.2f})' for i in range(10)])
@@ -76,6 +77,7 @@ def test_other_strengths_and_models_compile_nothing(swept, audits):
   assert len(TRACES) == before and swept[0] > 0
 
 
+@pytest.mark.long
 def test_rows_are_those_of_the_audits(swept, audits):
   _, rows, folder, _ = swept
   assert [row['audit'] for row in rows] == ['a'] * 40 + ['b'] * 40
@@ -85,6 +87,7 @@ def test_rows_are_those_of_the_audits(swept, audits):
   assert [json.loads(line) for line in (folder / 'rows.jsonl').read_text().splitlines()] == rows
 
 
+@pytest.mark.long
 def test_the_plan_is_said_before_anything_runs(swept, audits):
   said = swept[3]
   assert said[0].startswith('176 runs, 2 attacks in 1 compilations')
@@ -102,6 +105,7 @@ def test_a_forecast_counts_what_comes_after():
   assert forecast._left(('a', 'x'), done._replace(num_steps=10)) == 5 * 2 + 10 + 50
 
 
+@pytest.mark.long
 def test_it_is_not_run_again(swept, audits):
   _, rows, folder, _ = swept
   before = len(TRACES)
@@ -109,6 +113,7 @@ def test_it_is_not_run_again(swept, audits):
   assert again == rows and len(TRACES) == before
 
 
+@pytest.mark.long
 def test_tables_tell_the_uploads_of_two_models_apart(swept):
   head, *body = sweep_csv(swept[1]).splitlines()
   assert head.startswith('model,attack,defense,knowledge,adaptive,tier,n,psnr')

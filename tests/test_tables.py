@@ -329,6 +329,7 @@ def test_candidates_that_are_as_near_as_the_original_are_ahead_of_it():
   assert figures['rank'] == 2 and not figures['identified'] and figures['candidates'] == 5
 
 
+@pytest.mark.long
 def test_noise_is_re_identified_by_chance_alone(mixed):
   kind, rows = of_config(mixed['train'].settings), mixed['train'].samples
   among = kind.gallery(rows, rows[:1])

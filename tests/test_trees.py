@@ -152,6 +152,7 @@ def test_get_walks_nested_dicts():
     trees.get(a, ('conv', 'weight'))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('sample', [jax.random.normal, jax.random.laplace])
 def test_every_leaf_is_drawn_by_a_key_of_its_own_however_many_share_a_shape(sample):
   key, shapes = jax.random.key(5), [(3, 4), (4,), (), (4,), (3, 4), (4,)]

@@ -185,6 +185,7 @@ def test_the_level_of_noise_is_used_where_it_could_be_fitted(attack, few, many, 
   assert distances.tells(5, 5) and not distances.tells(4, 5)
 
 
+@pytest.mark.long
 def test_the_unknowns_of_a_search_are_what_it_moves(context, monkeypatch):
   """Two images have 128 pixels; a generator of them has latents or weights in their place."""
   seen, latents = [], jnp.zeros((1, gan.LATENT))
@@ -344,6 +345,7 @@ def test_no_slices_are_left_out_where_all_bear_noise(settings, context):
   assert 'slices' not in adaptive_attacks(f'graddefense(stddev=0.1,{settings})', context)
 
 
+@pytest.mark.long
 def test_the_first_guess_of_noisy_slices_is_right_where_noise_drowns_the_gradient(context, gradient):
   defense = bound('graddefense(stddev=0.1,ratio=0.3)', context)
   slices = defense.arguments[0][0].slices
@@ -791,6 +793,7 @@ def scaled(updates, params=None):
   return jax.tree.map(lambda x: x * jnp.linspace(0.02, 1, x.size, dtype=x.dtype).reshape(x.shape), updates)
 
 
+@pytest.mark.long
 def test_a_function_of_the_update_is_simulated_itself(context, gradient, small_images):
   """Both attackers simulate the user's own transformation; one takes its gradient, one the identity's."""
   mine = gl.defenses.wrap(optax.stateless(scaled), 'upload')
@@ -1094,6 +1097,7 @@ def test_the_noise_expected_of_several_rounds_is_the_noise_that_comes(text, wide
       assert 0.5 < known.energy / views[0][1].noise < 2
 
 
+@pytest.mark.long
 def test_a_sum_of_rounds_is_as_clear_as_their_mean(wide):
   """Deep Gradient Compression that drops nothing sends the gradient of each round: only the scale differs."""
   texts = 'gaussian(stddev=0.1)', 'gaussian(stddev=0.1)+dgc(ratio=1,clip=1e9)'

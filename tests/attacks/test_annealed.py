@@ -51,6 +51,7 @@ def test_the_softness_falls_and_ends(seen, monkeypatch):
   assert simulation.Simulation().softly(client, 0, 100) is client
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('count', 'objective', 'kept'), [(7, 0.5, 0.5), (7, np.nan, 0.1), (8, 0.5, 0.1), (8, 0.05, 0.05)]
 )
@@ -63,6 +64,7 @@ def test_while_it_falls_the_last_point_is_kept_and_then_the_best(seen, count, ob
   np.testing.assert_allclose(found[1], kept, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_the_objective_at_the_end_is_that_of_the_network(seen):
   client, observation, _ = seen
   soft, hard = (attacks.csdlg(steps=4, tv=0.0, start='uniform', **given)(client) for given in ({'softness': 1.0}, {}))
@@ -73,6 +75,7 @@ def test_the_objective_at_the_end_is_that_of_the_network(seen):
   assert abs(float(early) - float(apart[1])) > 0.01 * float(apart[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('method', [attacks.csdlg(tv=0.0, softness=1.0), attacks.annealed()], ids=str)
 def test_the_objectives_at_the_truth_and_of_what_is_returned_are_those_of_the_network(seen, method):
   client, observation, image = seen
@@ -97,6 +100,7 @@ def test_softness_has_a_range(softness):
     attacks.annealed(softness=softness)(None)
 
 
+@pytest.mark.long
 def test_roughness_counts_colours_twice_and_differences_of_second_order_by_half():
   def expected(images):  # by loops
     h, w = images.shape[1:3]
@@ -131,6 +135,7 @@ def test_it_finds_what_hard_derivatives_miss(seen):
   assert soft.distance < hard.distance / 2
 
 
+@pytest.mark.long
 def test_the_default_is_annealed_for_one_step_of_a_network_with_max_pools(monkeypatch):
   def name(model, number=1, **client):
     images, labels = np.zeros((2, *SHAPE), np.float32), np.zeros(2, np.int32)

@@ -232,7 +232,6 @@ def check(found, observation):
   assert all(x.shape == () for x in found[2:])
 
 
-@pytest.mark.long
 @every_attack
 def test_several_images_without_any_private_data(name):
   """The observation holds no labels; what stands in their place changes nothing."""

@@ -59,6 +59,7 @@ def test_the_term_is_in_units_of_the_noise_of_an_entry(noise):
     np.testing.assert_allclose(terms.gaussian_prior(images[:1], terms.Given(None, seen)), expected, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('which', ['frozen', 'private'])
 def test_layers_that_are_not_sent_bear_no_noise(which, digits):
   """The variance is what the defense declares, whatever is not shared."""

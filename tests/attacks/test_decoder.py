@@ -94,6 +94,7 @@ def fitted(factory, features, images, **settings):
   return functools.partial(jax.jit(made.decode), weights)
 
 
+@pytest.mark.long
 def test_windows_are_least_squares(digits):
   """On features that see a pixel more than once each, and not all of them: 13×13 pixels, windows of 5, stride 4."""
   rng = np.random.default_rng(0)
@@ -129,6 +130,7 @@ def test_the_networks_are_those_of_the_tables():
   assert images.shape == (2, 32, 32, 3)
 
 
+@pytest.mark.long
 def test_their_convolutions_are_those_of_flax():
   """Table IV, and the strided convolution of table III, of Flax's own layers: the same of the same weights."""
 
@@ -150,6 +152,7 @@ def test_their_convolutions_are_those_of_flax():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_a_hidden_layer_knows_more_than_the_linear_part(digits):
   """Pixels are the features' absolute values: nothing that is linear in them."""
   features = (digits[:, ::2, ::2] - digits[:, 1::2, 1::2])[..., [0, 0]] + np.float32([0, 0.1])

@@ -73,6 +73,7 @@ def test_one_sample_is_every_living_neurons_input(dense, small_images, share):
   np.testing.assert_allclose(np.asarray(found.inputs)[strong], expected, atol=1e-5 if share == 'gradient' else 5e-3)
 
 
+@pytest.mark.long
 def test_a_batch_gives_mixtures_weighted_by_the_shares(dense, small_images):
   images, labels = small_images
   found = parts(dense, send(dense, images, labels))
@@ -222,6 +223,7 @@ def test_the_gradient_of_normalised_pixels_is_made_that_of_the_pixels(name):
   assert in_pixels(plain.model, changed) is changed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'before',
   [
@@ -237,6 +239,7 @@ def test_what_is_no_normalisation_is_taken_for_none(before):
   assert entry(model, (4, 4, 3), *paths).normalised is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('before', 'refused'),
   [

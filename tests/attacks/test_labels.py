@@ -116,6 +116,7 @@ def test_rules_that_cannot_read_a_batch_say_so(client, observe, small_images):
     rules.infer('yn', client.model, observation)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('share', ['gradient', 'delta'])
 def test_labels_are_read_from_weights_alone_where_the_head_has_no_bias(share, small_images):
   """Rules that read the bias say so; the others find the labels of real digits."""

@@ -137,6 +137,7 @@ def test_a_softened_sign():
   assert np.isfinite(slope).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('share', ['gradient', 'delta'])
 def test_signs_are_matched_in_the_direction_of_the_update(seen, share):
   """At the truth the softened gradient is nearer to Adam's signs than anything that points the other way."""

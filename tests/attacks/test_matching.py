@@ -335,6 +335,7 @@ def test_lbfgs_on_the_cosine_distance_descends_beyond_the_rounding_of_a_cosine(c
   assert 0 < float(found.objective) < 1e-9 and psnr(found, images[:1]) > 50
 
 
+@pytest.mark.long
 def test_an_optimizer_that_compares_values_is_given_all_digits(client, observe, small_images):
   """Where the gradient is large, products of its factors are faster, and leave no digits below 1e-7."""
   model = models.create('mlp(widths=1200-1000)', 10)

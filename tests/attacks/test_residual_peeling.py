@@ -517,6 +517,7 @@ def test_the_steps_of_a_search_are_none_of_a_form_on_the_host():
   assert not [method for method in on_host if method.takes({'steps': 7})]
 
 
+@pytest.mark.long
 def test_an_upload_that_is_not_finite_gives_nothing(digits):
   client, seen = observed(digits, Small())
   found = attacked(client, Observation(**{**vars(seen), 'update': jax.tree.map(lambda x: x * np.nan, seen.update)}))

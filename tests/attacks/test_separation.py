@@ -68,6 +68,7 @@ def separate_two(cocktail):
   return jax.jit(jax.vmap(cocktail))
 
 
+@pytest.mark.long
 def test_smooth_sources_come_apart_by_total_variation(cocktail, separate_two):
   across, down = np.meshgrid(np.linspace(0, 1, 24), np.linspace(0, 1, 24))
   noise = np.random.default_rng(5).uniform(size=(24, 24))
@@ -78,6 +79,7 @@ def test_smooth_sources_come_apart_by_total_variation(cocktail, separate_two):
   assert furthest(jax.jit(functools.partial(cocktail, tv=0.0))(*layer), sources) > 0.1
 
 
+@pytest.mark.long
 def test_its_negentropy_separates_what_is_sparser_than_noise_and_what_is_not(cocktail):
   """The published E[log cosh s]² has the wrong sign for the sparse ones."""
   separate = jax.jit(functools.partial(cocktail, tv=0.0, negentropy=1000.0))
@@ -141,6 +143,7 @@ def test_labels_are_counted_where_the_network_is_biased(victim):
   assert nothing.shape == (16,) and 0 <= int(nothing.min()) <= int(nothing.max()) < 10
 
 
+@pytest.mark.long
 def test_its_turns_are_those_of_a_loop_in_float64(victim):
   client, variables, _, images, labels = victim
   images, labels = images[:3], np.asarray(jax.nn.one_hot(labels[:3], 10))
@@ -176,6 +179,7 @@ def test_finite_in_finite_out(separate_two, alternate, victim, scale):
   assert np.isfinite(alternate(jax.random.split(jax.random.key(1), 2), update, labels)).all()
 
 
+@pytest.mark.long
 def test_usage_errors(victim):
   client, variables, update, *_ = victim
   kernel, bias = np.ones((16, 3), np.float32), np.ones(3, np.float32)

@@ -272,6 +272,7 @@ def test_chances_of_small_residuals_are_those_of_a_beta_distribution():
   assert known.log_p(1e-100) < known.log_p(1e-50) < -500
 
 
+@pytest.mark.long
 def test_the_screen_in_closed_form_is_the_residual_of_each_token():
   ids, labels = batch(2, 8, seed=7)
   client, observation = observed(GPT, ids, labels)

@@ -50,6 +50,7 @@ def test_batch_statistics_are_zero_where_the_batch_has_those_expected():
     assert float(statistics({**variables, 'batch_stats': exact})) < 1e-3 * apart
 
 
+@pytest.mark.long
 def test_batch_statistics_at_any_momentum():
   """Flax's own is 0.99, PyTorch's 0.9: what is expected of the batch is the same."""
 
@@ -181,6 +182,7 @@ def weighed(normed):
   return lambda **weights: found({name: jnp.float32(weights.get(name, 0)) for name in terms.TERMS})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', terms.TERMS)
 def test_every_term_is_added_with_its_weight(name, weighed):
   (none, _), (once, slope), (twice, _) = (weighed(**{name: weight}) for weight in (0.0, 0.5, 1.0))

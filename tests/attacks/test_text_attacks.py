@@ -208,6 +208,7 @@ def reference(tokens, size, sequence):
   return -found / len(sequence)
 
 
+@pytest.mark.long
 def test_the_bigram_model_is_that_of_its_formula():
   rng = np.random.default_rng(2)
   tokens = rng.integers(0, 7, (20, 6))
@@ -259,6 +260,7 @@ def test_lamp_alternates(scenario):
     gl.attacks.lamp(moves=0)
 
 
+@pytest.mark.long
 def test_what_is_of_pixels_is_refused(scenario):
   client = scenario.client
   for method, message in (

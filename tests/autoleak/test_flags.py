@@ -93,6 +93,7 @@ def test_uploads_give_a_mask_away(scenario, defense, flag, words):
   assert any(said.startswith(flag) and words in said for said in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'defense',
   [
@@ -114,6 +115,7 @@ def test_dropping_without_chance_is_not_flagged(scenario):
   assert flags.of_uploads(jax.random.key(1), before, gl.defenses.fragmentation(ratio=0.4), 1) == []
 
 
+@pytest.mark.long
 def test_one_private_image_is_enough(scenario):
   alone = scenario._replace(samples=scenario.samples[:1], targets=scenario.targets[:1])
   frozen_noise = gl.defenses.wrap(frozen(0.1), place='upload', label='frozen', random=True)

@@ -117,6 +117,7 @@ def former(entry):
   return {**lacking, **sides, 'versions': {**entry['versions'], 'autoleak': 'AutoLeak-1'}}
 
 
+@pytest.mark.long
 def test_entries_of_autoleak_1_remain_readable_and_are_folded_below(made, tmp_path):
   for entry in made.values():
     leaderboard.add(tmp_path, former(entry))

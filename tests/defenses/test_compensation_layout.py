@@ -48,6 +48,7 @@ def test_columns_is_the_default_and_the_order_of_entries_is_kept():
   assert defenses.compensation(stddev=1.0).stages[0].settings['layout'] == 'columns'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('layout', ['columns', 'rows'])
 def test_zeros_of_frozen_layers_are_no_entries(layout):
   model = gl.models.mlp(10, widths=(60, 8))
@@ -98,6 +99,7 @@ def test_weights_that_differ_add_more_noise_than_their_number_says():
   assert np.abs(equal['w'] - found['w']).max() > 0.01
 
 
+@pytest.mark.long
 def test_the_state_goes_from_round_to_round(linear):
   """In a federation: with memory the second round differs from the same round without it, the first does not."""
   found = {}

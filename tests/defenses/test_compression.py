@@ -91,6 +91,7 @@ def exactly(ratio, size):
   return math.ceil(Fraction(str(ratio)) * size)
 
 
+@pytest.mark.long
 def test_portions_are_those_of_rational_arithmetic():
   ratios = [round(0.01 * i, 2) for i in range(101)]
   count = jax.jit(lambda ratios, sizes: jnp.stack([jax.vmap(portion, (0, None))(ratios, size) for size in sizes]),
@@ -187,6 +188,7 @@ def dgc(settings, gradient, state):
   return defenses.dgc(**settings).update(gradient, state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'settings',
   [

@@ -108,6 +108,7 @@ def concealed(setting, count=2, **changed):
   return defenses.concealed_samples(setting.client, setting.variables, key, *own, public, search)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])
 def test_the_objective_is_equation_9(network, settings):
   setting = settings[network]
@@ -152,6 +153,7 @@ def test_the_concealed_samples_follow_adam_with_its_decays(settings):
       np.testing.assert_allclose(images[i], x, atol=2e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])
 def test_the_mixture_is_equation_10_halved(network, settings):
   """From one gradient per loss; a LeNet's in forward passes of their own, under BatchNorm in one of all samples."""

@@ -89,6 +89,7 @@ def test_every_sample_is_clipped_by_itself(setting):
     assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected)
 
 
+@pytest.mark.long
 def test_padding_counts_for_nothing(dense):
   padded = {'weights': jnp.asarray([1.0, 0.0, 1.0, 1.0])}
   expected = clipped(dense.gradients[[0, 2, 3]], 0.5).mean(0)
@@ -181,6 +182,7 @@ def test_the_server_perturbs_the_sum():
     dp.aggregate_client_dp(KEY, updates, -1.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('answered', [range(5), [0, 2, 3], [1, 4], [2]])
 def test_the_server_clips_those_who_answered_to_their_median_norm(answered):
   rng = np.random.default_rng(1)
@@ -207,6 +209,7 @@ def test_where_nobody_answered_there_is_nothing():
   np.testing.assert_array_equal(flat(mean), 0.0)
 
 
+@pytest.mark.long
 def test_with_all_present_the_bits_are_the_same():
   aggregate = jax.jit(dp.aggregate_client_dp)
   for count in (4, 5):
@@ -321,6 +324,7 @@ def test_neighbours_uploads_are_as_far_apart_as_their_relation_says():
     assert mechanism.multiplier(relation) == pytest.approx(1.5 / np.linalg.norm(one - other))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('delta', [1e-5, 1e-3])
 @pytest.mark.parametrize('noise', [0.5, 1.0, 4.0])
 def test_epsilon_of_one_release_and_of_several(noise, delta):
@@ -355,6 +359,7 @@ def test_orders_that_do_not_converge_are_left_out_in_silence(capfd):
   assert capfd.readouterr().err == ''
 
 
+@pytest.mark.long
 def test_training_stops_before_the_budget_is_exceeded():
   setting = {'noise': 3.0, 'sampling_rate': 0.1}
   rounds = dp.rounds_within(8.0, 1e-5, **setting)

@@ -97,12 +97,14 @@ def test_svt_privacy_sends_nine_percent_by_default_with_noise_of_twenty_times_ga
   assert noise.fraction(defenses.svt_privacy().stages[0].settings) == pytest.approx(drawn.size / 100_000, abs=2e-3)
 
 
+@pytest.mark.long
 def test_a_tensor_without_axes_passes_as_it_is():
   updates = tree(1)
   for made in (defenses.svt_privacy(), defenses.percentile_privacy(percentile=99.0)):
     assert apply(made, updates, key=KEY)['scale'] == updates['scale']
 
 
+@pytest.mark.long
 def test_svt_privacy_never_sends_what_cannot_pass():
   updates = {'w': jnp.full(100, 1e-3)}
   sent = apply(defenses.svt_privacy(epsilon=1e9, tau=1.0), updates, key=KEY)['w']
@@ -135,6 +137,7 @@ def test_float16_rounds_and_does_not_overflow():
   np.testing.assert_array_equal(sent, np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('code', 'block', 'count'), [('blockwise8', 4096, 256), ('float4', 64, 15), ('normfloat4', 64, 16)]
 )
@@ -170,6 +173,7 @@ def test_adaquant_takes_even_steps_and_never_divides_by_zero(scale):
   )
 
 
+@pytest.mark.long
 def test_secagg_rounding_is_unbiased_and_on_the_grid_of_whole_weights():
   updates, params = tree(4, 1e-3), tree(5, 0.1)
   defense = defenses.secagg_rounding(limit=8, levels=4096, weight=0.5)
@@ -212,6 +216,7 @@ def _update(defense):
   return jax.jit(defense.update)
 
 
+@pytest.mark.long
 def test_the_server_clips_each_upload_and_divides_the_noise_by_the_clients():
   uploads = {'w': jnp.asarray(np.random.default_rng(6).normal(size=(4, 50, 40)), jnp.float32)}
   uploads['w'] = uploads['w'] * jnp.asarray([0.1, 1.0, 3.0, 1.0]).reshape(4, 1, 1)

@@ -106,6 +106,7 @@ def test_exact_sensitivity_has_a_closed_form_in_softmax_regression(small_images,
   np.testing.assert_allclose(large, 1e22 * measured, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('given', [{}, {'method': 'probes', 'key': KEY}])
 def test_sensitivity_takes_samples_of_either_precision(small_images, linear_params, given):
   images, labels = small_images
@@ -525,6 +526,7 @@ def test_slices_hold_what_is_shared_alone(name, field):
     assert 0.3 < touched.mean() < 0.7
 
 
+@pytest.mark.long
 def test_a_slice_without_a_finite_norm_is_zeros():
   *_, images, _, gradient = setting('lenet')
   broken = jax.tree.map(lambda g: jnp.full_like(g, jnp.nan), gradient)

@@ -67,6 +67,7 @@ def test_noise_does_not_hide_what_was_chosen_before_it(choosing, noise):
   assert missing_bound(gl.parse(f'{choosing}+{noise}')) is None
 
 
+@pytest.mark.long
 def test_the_choice_made_before_the_noise_is_what_the_server_sees(linear):
   """The masks of top-k are those of the bare update, however strong the noise."""
   topk = defenses.topk(ratio=0.2)

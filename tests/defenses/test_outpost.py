@@ -89,6 +89,7 @@ def test_a_protected_step_is_the_algorithms(gradient, settings):
     assert scipy.stats.kstest(drawn * wrong, 'norm').pvalue < 1e-4
 
 
+@pytest.mark.long
 def test_each_layer_has_noise_at_the_scale_of_its_own_risk(gradient):
   """A variance: neither a standard deviation, nor the whole model's, nor beyond 1."""
   updates, params, layers = gradient
@@ -204,6 +205,7 @@ def test_a_dead_layer_receives_its_share_of_noise_and_no_more():
   assert np.count_nonzero(out['a']) == np.count_nonzero(out['b']) == 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('variant', ['paper', 'code'])
 def test_layers_and_model_are_what_a_client_trains(variant):
   """Zeros of what is frozen were the smallest entries: none of the others was pruned, and all had noise."""

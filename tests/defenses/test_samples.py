@@ -423,6 +423,7 @@ def solve(pixels, sources):
   return scipy.optimize.nnls(np.stack([(2 * s - 1).ravel() for s in sources], 1), magnitudes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('count', 'mixed'), [(1, 2), (1, 4), (2, 2), (3, 4), (3, 6)])
 def test_encodings_mix_the_right_images(count, mixed):
   """On images above one half, magnitudes are the mixture itself: its coefficients and the label's follow."""
@@ -490,6 +491,7 @@ def test_each_client_of_a_cohort_transforms_its_own_samples(small_images):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), found, expected)
 
 
+@pytest.mark.long
 def test_the_bound_is_traced(batch, public):
   traces = []
 

@@ -277,6 +277,7 @@ def test_removing_finished_lanes_changes_no_bits(table, finishing, all_kept, dev
   np.testing.assert_array_equal(seen[-1].objective[early], found.objective[early])  # the last values of removed lanes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('at', [4, 16])
 def test_resumed_after_lanes_were_removed(table, finishing, all_kept, at):
   seen = []

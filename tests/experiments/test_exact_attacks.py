@@ -41,6 +41,7 @@ def naive(params, images, truth):
   return sums
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 def test_a_gradient_is_disturbed_as_its_condition_says(digits):
   images, truth = digits

@@ -82,6 +82,7 @@ def test_a_trial_without_a_control_has_no_figure_over_it():
   assert [each['over_control'] for each in machinery.gains(cell, {'new': rows})] == [12.0, None]
 
 
+@pytest.mark.long
 def test_the_accuracy_of_given_weights_is_on_images_that_are_not_attacked(monkeypatch):
   run = dataclasses.replace(RUN.scaled('smoke'), training=Training(1, 2, 3, tested=50), weights='folder/net.pt')
   untrained = dataclasses.replace(run, training=None, weights='')

@@ -129,6 +129,7 @@ def test_an_audit_is_counted_for_all_trials_from_one(run):
   assert ledger.kept > 26 * 4 * 64
 
 
+@pytest.mark.long
 def test_a_forecast_says_what_does_not_fit(run, monkeypatch):
   declared = experiments.get('spear_exact')
   good = forecast.forecast(declared, 'smoke')

@@ -136,6 +136,7 @@ def test_an_undefended_model_at_chance_draws_no_conclusion():
   )
 
 
+@pytest.mark.long
 def test_images_are_resized_and_parameters_counted_at_their_published_size():
   small = dataclasses.replace(RUN, image_size=5)
   data = small.load(None)
@@ -220,6 +221,7 @@ def test_each_seed_is_trained_anew(tmp_path):
   assert alone == rows[1:2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('delta', 'published'), [(1e-4, 2.72), (1e-5, 2.97), (1e-6, 3.20)])
 def test_the_noise_spends_the_budget_in_all_rounds(delta, published):
   noise = utility.noise_for(8.0, delta, 2000, 0.1)
@@ -228,6 +230,7 @@ def test_the_noise_spends_the_budget_in_all_rounds(delta, published):
   assert epsilon(0.985 * noise, utility.RELATION, steps=2000, sampling_rate=0.1, delta=delta) > 8
 
 
+@pytest.mark.long
 def test_parameters_are_counted_at_full_width():
   run = dataclasses.replace(RUN, published='resnet18(width=64)')
   images = np.zeros((300, 32, 32, 3), np.float32)

@@ -28,6 +28,7 @@ def direct(event, count, delta, accountant):
   return ACCOUNTANTS[accountant]().compose(composed).get_epsilon(delta)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('accountant', ACCOUNTANTS)
 @pytest.mark.parametrize(
   ('defense', 'settings', 'event', 'count'),

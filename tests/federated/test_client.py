@@ -186,6 +186,7 @@ def test_batch_norm_mode_of_a_gradient(normed, samples, mode):
   assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), expected, other))) > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('mode', ['train', 'eval'])
 def test_batch_norm_mode_of_a_delta(normed, samples, mode):
   model, variables = normed
@@ -472,6 +473,7 @@ def test_the_upload_chain_sees_what_is_shared_alone(normed, samples):
   assert_trees_close(update(clipped, variables, *samples).update, plain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('field', ['frozen', 'private'])
 @pytest.mark.parametrize(
   ('defense', 'part'),

@@ -153,6 +153,7 @@ def test_a_shuffled_epoch_takes_every_sample_once(linear):
     np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name', ['flip', 'crop', 'crop_flip'])
 def test_augmentation_moves_pixels_of_a_client_with_a_key_alone(linear, name):
   augment = augmentation.AUGMENTATIONS[name]
@@ -182,6 +183,7 @@ def test_what_has_no_pixels_is_not_augmented_by_moving_them(linear, kind, noun):
   assert own.augment is not client.augment
 
 
+@pytest.mark.long
 def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
   given = None, linear.variables, linear.samples, linear.targets
   plain, found = (send(client_of(linear, **how), *given).update for how in ({}, {'precision': 'bfloat16'}))
@@ -208,6 +210,7 @@ def test_bfloat16_rounds_the_gradient_and_leaves_its_dtype(linear):
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves((upload.update, after)))
 
 
+@pytest.mark.long
 def test_frozen_layers_are_neither_trained_nor_sent(small_images):
   images, labels = small_images[0][:4], small_images[1][:4]
   model = gl.models.create('mlp(widths=8-8)', 10)
@@ -279,6 +282,7 @@ def test_a_norm_behind_a_frozen_convolution_is_trained(small_images):
   assert not np.any(update['Dense_0']['kernel']) and np.any(update['BatchNorm_0']['scale'])
 
 
+@pytest.mark.long
 def test_a_cohort_sends_the_mean_of_its_members(linear):
   for local in ({}, LOCAL):
     one, all_ = client_of(linear, **local), client_of(linear, **local, cohort=2)
@@ -332,6 +336,7 @@ def test_weight_decay_does_not_move_frozen_layers(linear):
   np.testing.assert_allclose(ours['Dense_1']['kernel'], theirs['Dense_1']['kernel'], atol=1e-6)
 
 
+@pytest.mark.long
 def test_padding_takes_no_steps_where_samples_are_shuffled(linear):
   """Two real samples among copies of weight 0, in batches of two: one step, as without them."""
   client = client_of(linear, **{**LOCAL, 'local_epochs': 1, 'local_batch_size': 2}, sample_order='shuffled')
@@ -364,6 +369,7 @@ def test_noise_on_what_is_not_sent_counts_in_no_later_clip(small_images, setting
   assert not np.any(update['Dense_0']['kernel'])
 
 
+@pytest.mark.long
 def test_what_is_frozen_is_neither_clipped_nor_ranked_nor_read(small_images):
   images, labels = small_images
   model = gl.models.mlp(10, widths=(8,), init='default')

@@ -60,6 +60,7 @@ def test_probabilities_are_not_taken_for_logits(head, classes, small_images):
       scenario(Headed(head, classes), images, labels, loss=loss)
 
 
+@pytest.mark.long
 def test_a_loss_on_probabilities_takes_them(small_images):
   def likelihood(probabilities, labels):
     return -jnp.log((labels * probabilities).sum(axis=1))

@@ -100,6 +100,7 @@ def of_functions(inner):
   return gl.models.from_functions(init, lambda params, x: inner(x.reshape(len(x), -1) @ params['w']))
 
 
+@pytest.mark.long
 def test_models_of_one_name_and_weights_are_told_apart_by_what_they_compute(data):
   networks = [
     gl.models.from_flax(Normed()),

@@ -134,6 +134,7 @@ def test_control_variates_correct_each_step():
   assert gains is not None and gains == plain
 
 
+@pytest.mark.long
 def test_private_layers_are_trained_and_not_shared(small_images):
   model = gl.models.create('mlp(widths=8)', 10)
   variables = model.init(jax.random.key(0), (8, 8, 1))

@@ -57,6 +57,7 @@ def test_a_round_of_fedsgd_is_a_step_on_all_samples(setting):
   np.testing.assert_allclose(done.update_norm, np.sqrt(sum(np.sum(g**2) for g in gradient.values())), rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('weighting', 'weights'), [('samples', [3, 2, 3]), ('equal', [1, 1, 1])])
 def test_a_round_of_fedavg_averages_clients_that_trained_alone(setting, weighting, weights):
   """Shuffled batches of two: clients of three samples end on a batch of one, and that of two takes no third step."""
@@ -78,6 +79,7 @@ def test_a_round_of_fedavg_averages_clients_that_trained_alone(setting, weightin
   close(found.variables['params'], jax.tree.map(jnp.add, variables['params'], mean))
 
 
+@pytest.mark.long
 def test_fedadam_steps_along_the_mean_delta(setting):
   server = optax.adam(0.01, eps=1e-3)
   federation, variables = setting(server=server)
@@ -90,6 +92,7 @@ def test_fedadam_steps_along_the_mean_delta(setting):
   close(found.variables['params'], optax.apply_updates(variables['params'], updates))
 
 
+@pytest.mark.long
 def test_groups_of_clients_change_nothing_but_rounding(setting):
   alone, variables = setting()
   together, _ = setting(group_size=3)
@@ -97,6 +100,7 @@ def test_groups_of_clients_change_nothing_but_rounding(setting):
   close(ends[0].variables, ends[1].variables)
 
 
+@pytest.mark.long
 def test_who_never_answers_has_no_part(setting):
   federation, variables = setting(drop_out=1.0)
   state, done = simulation.run_round(federation, simulation.start(federation, variables), KEY)
@@ -107,6 +111,7 @@ def test_who_never_answers_has_no_part(setting):
   assert 0 < sum(counts) < 36 and len(set(counts)) > 1
 
 
+@pytest.mark.long
 def test_a_client_keeps_its_residual_until_it_takes_part_again(setting):
   dgc = defenses.dgc(ratio=0.1, momentum=0.9)
   federation, variables = setting({'upload': dgc}, per_round=2)
@@ -265,6 +270,7 @@ def test_resumed_after_a_stop_is_what_was_never_stopped(setting, tmp_path, defen
     training.train(KEY, federation, variables, 3, test=test, workdir=tmp_path / 'new', on_round=stop)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('client', 'server'), [({'upload': defenses.dgc(ratio=0.1)}, {}), ({}, {'server': optax.adam(1.0)})]
 )

@@ -39,6 +39,7 @@ def scenario():
   return texts.scenario(number=8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('reduction', ['mean', 'sum'])
 def test_next_tokens_by_hand(reduction):
   made = texts.scenario(gl.losses.next_token(reduction=reduction), number=8)
@@ -54,6 +55,7 @@ def test_next_tokens_by_hand(reduction):
   assert of_batch(made.client, made.variables, samples, made.targets[:3]) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['bert', 'gpt'])
 def test_masked_tokens_by_hand(kind):
   head = 'masked' if kind == 'bert' else 'next'
@@ -83,12 +85,14 @@ def test_one_hot_probabilities_give_the_gradient_of_ids(loss, head, kind):
     np.testing.assert_allclose(a, b, atol=1e-6 * float(jnp.abs(a).max()) + 1e-9)
 
 
+@pytest.mark.long
 def test_what_the_labels_say_changes_no_gradient(scenario):
   samples = scenario.samples[:2]
   first, second = (gradient(scenario, samples, y) for y in ([0, 1], [4, 4]))
   assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True))
 
 
+@pytest.mark.long
 def test_sequences_of_one_token(scenario):
   """Nothing follows: alone the gradient is zero and finite, beside others they count for nothing."""
   samples = scenario.samples[:2].copy()

@@ -108,6 +108,7 @@ def test_a_wrong_setting_is_named(check, change):
   assert any(f'{name}=' in found.words[0] for name in change)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('change', [{'local_batch_size': 1, 'accumulate': 3}, {'last_batch': 'dropped'}], ids=str)
 def test_a_training_that_is_not_compiled_is_the_same(model, variables, change):
   """Five batches, of which two are left, or two and a half."""
@@ -189,6 +190,7 @@ def test_what_is_no_rounding_is_not_taken_for_it(model, variables):
     assert not comparison._rounded(sent, variables, longer, IMAGES, LABELS, rounding)
 
 
+@pytest.mark.long
 def test_a_clipped_update_is_told_from_a_wrong_rate(check):
   def clipped(update):
     norm = comparison._norm(update)
@@ -291,6 +293,7 @@ def test_a_normalisation_and_a_dropped_batch_are_named_of_a_client_that_shuffles
   assert one.changes == {'last_batch': 'dropped'}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('shuffles', [False, True])
 @pytest.mark.parametrize('believed', [{'sample_order': 'shuffled'}, {'augment': 'flip'}], ids=str)
 def test_a_client_that_does_not_draw_what_the_simulated_one_does_is_another(check, shuffles, believed):

@@ -66,6 +66,7 @@ def snapshot(folder):
   return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob('*')}
 
 
+@pytest.mark.long
 def test_everything_is_there(completed):
   assert {path.name for path in completed.workdir.iterdir()} >= FILES
   assert not list(completed.workdir.rglob('*.tmp')) and not (completed.workdir / 'checkpoints').exists()
@@ -76,6 +77,7 @@ def test_everything_is_there(completed):
   assert (config['defenses'], config['attacks']) == (['none', 'prune(rate=0.9)'], ['csdlg(tv=1e-06)'])
 
 
+@pytest.mark.long
 def test_one_row_per_trial(completed):
   rows, controls = completed.read('rows.jsonl'), completed.read('controls.jsonl')
   assert [(row['defense'], row['trial']) for row in rows] == [
@@ -88,6 +90,7 @@ def test_one_row_per_trial(completed):
     assert row['steps'] == 5 and not row['diverged'] and row['objective'] < row['objective_start']
 
 
+@pytest.mark.long
 def test_pictures_and_tables_are_readable(completed):
   with np.load(completed.workdir / 'reconstructions.npz') as archive:
     images = {'truth', '["csdlg(tv=1e-06)", "none"]', '["csdlg(tv=1e-06)", "prune(rate=0.9)"]'}
@@ -101,6 +104,7 @@ def test_pictures_and_tables_are_readable(completed):
   assert 'csdlg(tv=1e-06)' in page and 'prune(rate=0.9)' in page and page.rstrip().endswith('</html>')
 
 
+@pytest.mark.long
 def test_it_prints_a_table_and_shows_progress(completed):
   out, err = completed.done.out, completed.done.err
   assert 'PSNR dB' in out and 'inconclusive' in out
@@ -151,6 +155,7 @@ def test_the_second_start_says_that_it_is_complete(completed):
   assert snapshot(completed.workdir) == before
 
 
+@pytest.mark.long
 def test_speed_is_no_setting(completed):
   before = snapshot(completed.workdir)
   done = programs.start('audit', *SMOKE, DEFENSES, f'--workdir={completed.workdir}', '--group_size=3')
@@ -158,6 +163,7 @@ def test_speed_is_no_setting(completed):
   assert snapshot(completed.workdir) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('flag', 'named'),
   [
@@ -178,6 +184,7 @@ def test_another_setting_is_named_and_the_folder_stays_as_it_is(completed, flag,
   assert snapshot(completed.workdir) == before
 
 
+@pytest.mark.long
 def test_what_was_deleted_is_rendered_again(completed):
   names = ('rows.jsonl', 'report.html', 'reconstructions.npz')
   before = {name: (completed.workdir / name).read_bytes() for name in names}

@@ -142,6 +142,7 @@ def test_correlation_is_the_mean_of_the_pairs_that_have_one():
   assert row['pearson'] == pytest.approx(alone['pearson']) and row['pearson'] > 0.9
 
 
+@pytest.mark.long
 def test_a_closed_form_that_returns_zeros_has_not_found_a_black_image():
   truth = np.stack([np.zeros((12, 12, 1), np.float32), np.full((12, 12, 1), 0.4, np.float32)])
   of = {'labels_hat': LABELS[:2], 'labels': LABELS[:2]}

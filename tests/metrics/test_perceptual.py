@@ -158,6 +158,7 @@ def lpips_of_numpy(name, reconstruction, truth):
   return distance
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'name, side',
   [

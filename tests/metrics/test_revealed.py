@@ -31,6 +31,7 @@ def mixtures():
   return (mixed * 10 ** rng.uniform(-6, 6, (150, 1, 1, 1))).astype(np.float32), truth
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('signed', [True, False])
 def test_against_a_naive_count(mixtures, signed):
   table = naive(*mixtures, signed)

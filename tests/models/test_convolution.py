@@ -55,6 +55,7 @@ def all_orders(convolve, images, kernel):
   return convolve(images, kernel), *gradients(images, kernel), *second[0], *second[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('size', 'stride', 'padding', 'shape'), SHAPES)
 @pytest.mark.parametrize(
   'lanes', [*(pytest.param(some, marks=pytest.mark.slow) for some in ('none', 'images')), 'both']

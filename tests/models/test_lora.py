@@ -37,6 +37,7 @@ def test_adapters_start_as_the_base_and_are_all_there_is_to_train(adapted):
   assert len(names) == len(jax.tree.leaves(variables['params'])) and ('Dense_0', 'kernel', 'a') in names
 
 
+@pytest.mark.long
 def test_the_gradient_is_that_of_the_weights_through_the_adapters(adapted):
   base, model, variables = adapted
   moved = jax.tree.map(lambda x: x + 0.1, variables['params'])
@@ -287,6 +288,7 @@ def test_the_kernels_of_several_blocks_in_one_array_are_refused():
     jax.eval_shape(lambda: lora(base).init(jax.random.key(0), (2, 2, 2)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', ['convnet(width=16)', 'resnet20(width=16)', 'vgg11(width=16)'])
 def test_every_convolution_of_the_library_has_its_features_as_columns(spec):
   base, model, shape = models.create(spec, 3), models.create(f'{spec}+lora(rank=2)', 3), (32, 32, 3)

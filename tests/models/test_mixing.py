@@ -135,6 +135,7 @@ def test_of_a_large_batch_a_part_is_tried(function, left, monkeypatch):
   assert len(seen) == 4 and seen[0][0] + seen[1][0] == 64
 
 
+@pytest.mark.long
 def test_it_is_found_of_values_as_in_a_program():
   model, variables = model_of(centred)
   assert_close(local(model).local_update(None, variables, X, Y).update, by_hand(model, variables))
@@ -220,6 +221,7 @@ def own_norm(counts):
   return model, {'params': {'w': jnp.ones((4, OUTPUTS))}, 'batch_stats': {'mean': jnp.zeros(())}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('counts', [False, True])
 def test_statistics_of_ones_own_are_those_of_the_smaller_batch(counts):
   model, variables = own_norm(counts)

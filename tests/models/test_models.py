@@ -86,6 +86,7 @@ def test_batch_statistics_are_a_mean_and_a_variance_per_channel():
   assert count(shapes('lenet', (32, 32, 3)), 'batch_stats') == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('spec', SPECS)
 def test_formulations_give_logits_that_are_features_times_the_last_dense_layer(spec):
   model, *others = (models.create(spec, 10, conv=name) for name in ('patches', 'native', 'hybrid'))
@@ -131,6 +132,7 @@ def test_dropout_is_on_only_with_a_key():
   np.testing.assert_allclose(plain.apply(variables, images, True, jax.random.key(1))[0], expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_batch_norm_trains_on_the_batch_and_evaluates_on_running_statistics(convnet):
   variables, images, apply = convnet
   train, updated = apply(variables, images, True)
@@ -259,6 +261,7 @@ def test_every_registered_model_is_exported():
   assert all(getattr(models, name) is factory for name, factory in models.REGISTRY.items())
 
 
+@pytest.mark.long
 def test_arguments_of_a_factory_reach_the_model():
   images = np.random.default_rng(0).uniform(0, 1, (1, 8, 8, 1)).astype(np.float32)
   default, explicit = (
@@ -273,6 +276,7 @@ def test_arguments_of_a_factory_reach_the_model():
     models.lenet(3, conv='im2col')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'sample_shape', 'total', 'squares'),
   [
@@ -357,6 +361,7 @@ def test_from_flax_is_the_users_function(own):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, expected)
 
 
+@pytest.mark.long
 def test_weights_are_those_of_flax_without_what_the_network_returns():
   model, images, key = models.from_flax(Own()), np.zeros((1, 8, 8, 1), np.float32), jax.random.key(3)
   found, expected = model.init(key, (8, 8, 1)), Own().init(key, images, False)
@@ -458,6 +463,7 @@ class Attending(nn.Module):
     return nn.Dense(3)(x.mean(1))
 
 
+@pytest.mark.long
 def test_dropout_inside_attention_follows_the_key():
   model, images = models.from_flax(Attending()), jax.random.uniform(jax.random.key(1), (2, 6, 6, 1))
   variables = drawn(model, (6, 6, 1))

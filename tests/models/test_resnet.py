@@ -52,6 +52,7 @@ def test_parameter_counts_by_hand_and_as_published(spec, convolutions, normed, d
   assert count(variables, 'batch_stats') == 2 * normed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'published'),
   [
@@ -154,6 +155,7 @@ def test_layers_are_in_forward_order_each_weight_with_its_norm(spec, convolution
   assert layers == [*expected, (dense, [f'{dense}/kernel', f'{dense}/bias'])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('stem', 'sides'), [('cifar', (32, 32, 16, 8, 4)), ('imagenet', (16, 8, 4, 2, 1))])
 def test_stages_halve_the_image(stem, sides):
   """The stem keeps the resolution, in contrast to that for ImageNet."""

@@ -49,6 +49,7 @@ def test_the_slope_of_relu_is_a_sigmoid(relu):
   np.testing.assert_allclose(slope(made, variables, images, 0.7), by_hand, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('kind', ['relu', 'largest'])
 def test_a_slope_is_soft_where_derivatives_are_nested(kind):
   """As gradient matching nests them: of the derivative by a weight, that by the input."""
@@ -62,6 +63,7 @@ def test_a_slope_is_soft_where_derivatives_are_nested(kind):
   np.testing.assert_allclose(jax.vmap(nested)(x), 2 * sigmoid + x * sigmoid * (1 - sigmoid) / width, rtol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('inside', [True, False])
 def test_what_is_computed_again_in_the_backward_pass_is_soft_as_well(inside):
   """A ReLU in a part under `jax.checkpoint` kept its step."""

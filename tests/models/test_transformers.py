@@ -41,6 +41,7 @@ def run(spec, outputs, samples):
   return np.asarray(apply(variables, np.asarray(samples))[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'outputs', 'published'),
   [
@@ -204,6 +205,7 @@ def test_published_weights_of_gpt2_and_its_forward_pass(tmp_path, fused):
   np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(ids))[0][0], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_published_weights_of_bert_and_its_forward_pass(tmp_path):
   entries = drawn(bert_names())
   wide = {name: values.astype(np.float64) for name, values in entries.items()}

@@ -41,6 +41,7 @@ def test_what_a_wrapper_does_not_change_is_that_of_its_model(name):
   assert made.normalisation == {'imprint': None, 'lora': KNOWN, 'precode': KNOWN}.get(name, made.normalisation)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('chain', ['normalised(pixels=mnist)+precode', 'precode+normalised(pixels=mnist)'])
 def test_a_closed_form_reads_pixels_through_wrappers_in_any_order(chain):
   model = models.create(f'mlp(widths=16)+{chain.replace("precode", "precode(size=4)")}', 3, init='default')

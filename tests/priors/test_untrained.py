@@ -21,6 +21,7 @@ def size(made):
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'shape',
   [
@@ -39,6 +40,7 @@ def test_images_of_any_size_within_the_range_of_pixels(shape):
     assert float(jnp.abs(images[0] - images[1]).max()) > 1e-3
 
 
+@pytest.mark.long
 def test_the_middle_of_the_next_larger_sides_is_kept():
   weights, latents = initial(KEY, (1, 28, 20, 1))
   made = network((1, 28, 20, 1))
@@ -84,6 +86,7 @@ def test_a_network_of_one_dense_layer_and_one_convolution_by_hand():
   np.testing.assert_allclose(images_of(weights, latents, shape)[0, :, :, 0], images, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_every_weight_counts():
   shape = (2, 8, 8, 1)
   weights, latents = initial(KEY, shape)

@@ -77,6 +77,7 @@ def test_figures_follow_from_the_entries(page):
   assert 'in the neighbouring relation “replace by zeros”' in ''.join(page.text)
 
 
+@pytest.mark.long
 def test_a_task_says_how_many_public_samples_its_attackers_hold(entries, source):
   def held(*publics):
     made = [{**entry, 'settings': public and {'public': public}} for entry, public in zip(board_, publics, strict=True)]

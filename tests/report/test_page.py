@@ -429,6 +429,7 @@ def test_an_undefended_failure_leads_the_page(build):
   assert 'undefended run fails' in text
 
 
+@pytest.mark.long
 def test_same_result_same_bytes(result, source):
   assert report.render(result) == source
 

@@ -194,6 +194,7 @@ def test_grid_grows_with_rows_and_columns_and_is_deterministic(build, result):
   assert grid(result) == grid(result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('trials', [1, 2, 4])
 def test_nothing_is_cut_off_at_the_right_of_a_narrow_grid(build, trials):
   image = np.asarray(Image.open(io.BytesIO(grid(build(trials)))).convert('L'))

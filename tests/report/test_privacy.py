@@ -25,6 +25,7 @@ def figures(statement):
   return {relation: (float(rdp), float(pld)) for rdp, relation, pld in found}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('defense', 'noise', 'unit'),
   [
@@ -42,6 +43,7 @@ def test_the_bound_is_that_of_the_multiplier(defense, noise, unit):
       assert exact <= figure < exact * 1.1  # rounded up
 
 
+@pytest.mark.long
 def test_every_epoch_costs():
   once, thrice = (guarantee('dpsgd(norm=1,noise=2)', epochs) for epochs in (1, 3))
   assert figures(thrice)['replace one'][1] > 1.5 * figures(once)['replace one'][1]

@@ -95,6 +95,7 @@ def test_texts_that_the_bins_do_not_explain_are_left_out():
   assert right[0][:8] not in module._sure(bins, held, [right[0][:8], *right[1:]], True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('public', [True, False])
 def test_bins_are_filled_by_tokens_and_not_by_padding(monkeypatch, public):
   """At the last positions, most public texts have padding alone."""
@@ -123,6 +124,7 @@ def test_noise_hides_them_and_shows_no_text():
   assert (read(given, observation) == 0).all()
 
 
+@pytest.mark.long
 def test_the_bins_hold_the_tokens_of_the_batch_and_no_others():
   given = sent(scenario('gpt', 'mean', 'cross_entropy'))
   ids, observation = observed(given, 0, 3)
@@ -219,6 +221,7 @@ def test_models_that_are_not_known_are_refused():
     read(frozen, observation)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('public', [True, False])
 def test_public_texts_that_fill_the_bins_are_told(public):
   made = scenario('gpt', 'mean', 'cross_entropy', public=public)
@@ -228,6 +231,7 @@ def test_public_texts_that_fill_the_bins_are_told(public):
   assert found.auxiliary_data == (len(made.public[0]) if public else 0) and found.tier == ('G' if public else 'F')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('kind', 'head', 'loss'), [('bert', 'mean', 'cross_entropy'), ('gpt', 'next', 'next_token')])
 def test_the_client_can_see_it(kind, head, loss):
   given = scenario(kind, head, loss)

@@ -86,6 +86,7 @@ def test_class_fishing_leaves_one_samples_gradient(network, fished, small_images
   assert not any(np.any(x) for x in jax.tree.leaves({**nothing, 'Dense_0': 0}))
 
 
+@pytest.mark.long
 def test_the_isolated_sample_is_matched(fished, small_images):
   images, labels = small_images
   attack = class_fishing(target=3, inner='csdlg_fast', steps=150, tv=1e-5)(fished.client)

@@ -105,6 +105,7 @@ def test_as_published_the_network_is_given_the_module_alone(honest, prepared):
   np.testing.assert_array_equal(*exact)
 
 
+@pytest.mark.long
 def test_several_steps_need_the_sparse_variant(honest, prepared):
   revealed = []
   for sparse in (True, False):
@@ -160,6 +161,7 @@ def test_without_auxiliary_images_the_bins_are_those_of_natural_ones(quantiles, 
   np.testing.assert_allclose(law.cdf(edges), np.arange(51) / 50, atol=1e-6)
 
 
+@pytest.mark.long
 def test_standardised_rows_without_public_ones_have_bins_of_their_own(prepared):
   np.testing.assert_allclose(stats.norm(0, 1).cdf(bin_edges(50, 'normal', kind=TABLE)), np.arange(51) / 50, atol=1e-6)
   data = gradleak.data.load('breast_cancer', 'test', limit=8)

@@ -69,6 +69,7 @@ def observe(sent, count):
   return Observation(sent.variables, upload.update, jnp.zeros((count, 10)), Knowledge(), shape, 10)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('variant', ['qbi', pytest.param('independent', marks=pytest.mark.slow)])
 def test_who_activates_a_neuron_alone_comes_back(digits, prepared, variant):
   honest = scenario(Dense(), digits[0][:8], digits[1][:8], public=(digits[0][100:], digits[1][100:]))
@@ -311,6 +312,7 @@ def test_auxiliary_images_are_asked_for(faces, prepared):
     prepared(trap(variant='soliton_data'), scenario(Dense(), faces), 8)
 
 
+@pytest.mark.long
 def test_weights_in_half_precision_pass_images_up_to_rounding(faces, prepared):
   made = scenario(models.create('mlp(widths=16)', 10), faces)
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), made.variables)
