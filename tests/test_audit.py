@@ -570,6 +570,7 @@ def test_fresh_and_found_results_are_the_same(linear, tmp_path):
       np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_the_text_behind_a_name_belongs_to_the_settings(linear, tmp_path):
   settings = {'attacks': {'guess': closed_form(draw)}, 'workdir': tmp_path / 'new'}
   found = audit(linear, {'mild': 'prune(rate=0.5)'}, **settings)

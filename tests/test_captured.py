@@ -250,6 +250,7 @@ def test_the_finding_is_the_same_at_any_scale(attack, dense, tmp_path):
       assert f'is {size:.3g}:' in said[0]
 
 
+@pytest.mark.long
 def test_a_scale_that_the_type_of_an_update_does_not_hold_is_said(dense):
   update = dense.update()
   small = jax.tree.map(lambda x: (x.astype(np.float64) * 1e-40).astype(np.float32), update)
@@ -787,6 +788,7 @@ def test_a_truth_that_does_not_fit_is_refused(dense):
     dense.attack(dense.update(), attacks=[gl.attacks.fidel()]).to_frame()
 
 
+@pytest.mark.long
 def test_a_truth_of_a_small_range_is_told(affine, monkeypatch):
   monkeypatch.setattr(captured, '_inverted', lambda *_: ([], [], []))
   for scale in (1, 255):

@@ -247,6 +247,7 @@ def changed(case, **fields):
   return of_config({'modality': 'table', 'schema': schema._replace(fields=tuple(made)).to_json()})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('fields', 'said'),
   [
@@ -363,6 +364,7 @@ def test_texts_that_are_longer_than_said_are_told(notes):
   assert not any('position' in one for one in found.warnings)
 
 
+@pytest.mark.long
 def test_samples_of_another_size_or_tokeniser_are_refused(rows, notes):
   with pytest.raises(gl.UsageError, match=r'the variables do not fit the model .* \(12,\)'):
     rows.attack(rows.of(1), sample_shape=(12,))

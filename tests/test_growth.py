@@ -228,6 +228,7 @@ def test_own_noises_that_print_alike_have_all_their_rows(scenario):
   assert {row['defense'] for row in found.rows if row['adaptive'] is not None} == {'small', 'large'}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('attack', 'defense', 'settings'),
   [

@@ -603,6 +603,7 @@ def test_the_clearest_statistic_is_the_one_that_is_further_ahead_than_usual():
     assert all(row['identified'] for row in rows if row['statistic'] == identification.COMBINED)
 
 
+@pytest.mark.long
 def test_a_result_is_read_as_it_was_written_or_refused(scenario, tmp_path):
   found = identify(scenario, [None], 2, candidates=20, workdir=tmp_path)
   again = identification.load(tmp_path)

@@ -102,6 +102,7 @@ def suspicions(inspection):
   return {finding.check: finding.value for finding in inspection.findings if finding.suspicious}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures('fast_compilation')
 def test_it_tells_malicious_models_from_honest_ones():
   images, labels = digits()
@@ -137,6 +138,7 @@ def test_on_the_clients_own_batch_one_sample_dominates_what_is_fished_for():
   assert "one sample's gradient in Dense_" in str(inspection)
 
 
+@pytest.mark.long
 def test_a_last_layer_of_zeros_is_a_start_and_a_batch_that_does_not_fit_an_error():
   model = models.create('mlp', 10)
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))
@@ -189,6 +191,7 @@ def test_convolutions_of_pytorch_are_read_as_those_of_flax(trick):
   assert {finding.check: finding.value for finding in here.findings} == pytest.approx(expected, abs=1e-3, rel=1e-3)
 
 
+@pytest.mark.long
 def test_it_reads_networks_of_rows():
   rows = np.random.default_rng(0).uniform(size=(4, 12)).astype(np.float32)
   model = models.create('mlp', 2)
@@ -197,6 +200,7 @@ def test_it_reads_networks_of_rows():
   assert not inspection.suspicious and 'dominance' in {finding.check for finding in inspection.findings}
 
 
+@pytest.mark.long
 def test_it_reads_networks_of_texts_and_losses_that_predict_tokens():
   given = texts.scenario(number=4)
   client, ids = given.client, given.samples

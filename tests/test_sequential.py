@@ -279,6 +279,7 @@ def test_a_defense_may_be_called_as_the_control_runs_are(scenario, stopped):
   assert not any('stopped' in row for row in result.controls) and len(result.controls) == 8
 
 
+@pytest.mark.long
 def test_a_share_to_a_width(scenario):
   result = audit(scenario, within=0.3, error_rate=0.1, level='exact')
   assert [stop.answer for stop in result.stops] == ['within'] * 3

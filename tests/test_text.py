@@ -202,6 +202,7 @@ def test_a_network_of_another_vocabulary_or_padding_is_refused(make, wrapped):
       made(vocabulary, padding)
 
 
+@pytest.mark.long
 def test_a_network_may_lack_the_tokens_that_were_added():
   """Padding and masks, added behind those of a published model; texts that have them are refused."""
   tokens = gl.data.tokenisers.Tokeniser('words', ('a', 'b', 'c', '[pad]', '[mask]'), 3, 4)
@@ -212,6 +213,7 @@ def test_a_network_may_lack_the_tokens_that_were_added():
     gl.scenario(model, np.int32([[0, 3], [2, 1]]), [0, 1], **given)
 
 
+@pytest.mark.long
 def test_weights_of_a_file_are_judged_by_the_tokens_that_they_predict(tmp_path):
   notes = gl.data.load('notes', 'test', limit=2)
   spec = 'gpt(width=8,layers=1,heads=1)'

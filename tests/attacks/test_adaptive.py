@@ -975,6 +975,7 @@ def uploads_of(text, context, gradient, rounds):
   return uploaded(*sent)
 
 
+@pytest.mark.long
 def test_what_several_uploads_share_bears_no_noise(context, gradient):
   text = 'graddefense(stddev=0.1,ratio=0.3)'
   upload = uploads_of(text, context, gradient, 6)

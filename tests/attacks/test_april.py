@@ -82,6 +82,7 @@ def test_a_normalisation_that_the_network_holds_is_undone(images, before, expect
   assert psnr(found, expected(images[:1])) > 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'before',
   [
@@ -131,12 +132,14 @@ def test_it_returns_the_patches_of_least_squares():
   np.testing.assert_allclose(patches_of(patches.T @ behind, behind, 0.5), by_hand, atol=1e-4)
 
 
+@pytest.mark.long
 def test_patches_are_put_back_where_they_were(images):
   found = read(*sent(images[:1])).samples
   np.testing.assert_allclose(vit.patches(found, 4), vit.patches(images[:1], 4), atol=1e-3)
   assert psnr(found.transpose(0, 2, 1, 3), images[:1]) < 30
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('spec', 'message'), [('mlp(widths=8)', 'no parameter pos_embed'), ('lenet', 'no parameter pos_embed')]
 )

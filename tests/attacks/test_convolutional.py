@@ -58,6 +58,7 @@ def test_it_learns_once_and_from_public_data_alone(convolutional):
   assert not all(map(np.array_equal, jax.tree.leaves(learned), jax.tree.leaves(changed)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('attack', 'model', 'message'),
   [
@@ -200,6 +201,7 @@ def test_a_delta_is_matched_where_it_is_a_multiple_of_one_gradient(digits, local
     assert float(jax.jit(distance)(observation, scenario.samples)) < 1e-8
 
 
+@pytest.mark.long
 def test_rates_of_single_tensors_are_no_multiple_of_one_gradient(digits):
   scenario = made('cnn(widths=16)', *(each[:1] for each in digits))
   params = scenario.variables['params']

@@ -299,6 +299,7 @@ def test_a_network_that_sees_no_even_grey_compares_values_with_each_other(seen):
   assert not entry(model, (6, 6, 1), ('Dense_0', 'kernel'), ('Dense_0', 'bias')).in_order
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('declared', [True, False])
 def test_each_value_is_compared_with_its_own_scale(declared):
   """A rare level of a table is divided by a hundredth of what others are."""

@@ -80,6 +80,7 @@ def test_the_audit_counts_as_the_attack_says(small_images):
   assert [row['revealed'] for row in found.rows] == [0, 2]
 
 
+@pytest.mark.long
 def test_a_single_sample_is_combined_from_all_neurons(sent):
   update, images = sent[1]
   (exact,) = read(update, images, combine=True)

@@ -78,6 +78,7 @@ def test_an_update_without_the_last_layer_tells_no_label(rule, observe, client, 
   assert attack.reconstruct(state, seen).labels.tolist() == [-1]
 
 
+@pytest.mark.long
 def test_bias_corrected_against_a_naive_form_on_random_gradients():
   """Subtracts at the label just taken: a public implementation subtracted at a stale index."""
   rng = np.random.default_rng(0)

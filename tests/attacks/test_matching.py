@@ -208,6 +208,7 @@ def test_starts(client, observe, small_images):
     start('unifrm')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('given', ['constant', 'class_average', 'array'])
 def test_samples_and_seeds_that_would_start_alike_are_set_apart(given):
   """Of three samples, two of one class; equal ones with one label would return one image twice."""

@@ -30,6 +30,7 @@ def attacked(turned, attack):
   return gl.audit(jax.random.key(2), scenario, [None], [attack], num_trials=2, controls=2, progress='none')
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('attack', [gl.attacks.fidel(), gl.attacks.peeling(), gl.attacks.spear()], ids=str)
 @pytest.mark.parametrize('turned', ['channels first', 'upside down'])
 def test_pixels_in_another_order_are_refused(turned, attack):

@@ -167,6 +167,7 @@ def test_its_turns_are_those_of_a_loop_in_float64(victim):
   np.testing.assert_allclose(found, guess, atol=2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [0.0, 1e-30, 1e30])
 def test_finite_in_finite_out(separate_two, alternate, victim, scale):
   rng = np.random.default_rng(4)

@@ -289,6 +289,7 @@ def test_the_screen_in_closed_form_is_the_residual_of_each_token():
     np.testing.assert_allclose(residuals[place], span.residual(x), rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('keep', 'noise'), [(1.0, 0.0), (0.1, 0.0), (1.0, 0.3)])
 def test_the_tokens_of_trained_embeddings(keep, noise):
   """Few tokens of many: the largest tenth of the entries, or noise of 0.3 of the root mean square."""

@@ -49,6 +49,7 @@ def test_tokens_that_stand_at_several_positions_and_sequences_of_different_lengt
   assert attacked(*observed(DECODER, ids, labels)) == expected(ids)
 
 
+@pytest.mark.long
 def test_noise_that_is_not_known_leaves_no_sequence_that_is_wrong():
   ids, labels = batch(2, 10, seed=13)
   for share in (1e-3, 1e-1):

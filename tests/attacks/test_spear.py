@@ -96,6 +96,7 @@ def test_the_rank_is_that_of_the_layer_at_most():
     spear(layer, np.random.default_rng(0), rank=61)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('dtype, error', [(np.float64, 1e-9), (np.float32, 1e-2)])
 def test_the_next_layer_tells_a_batch_apart(dtype, error):
   inputs, layer, following, _ = two_layers(12, dtype=dtype)

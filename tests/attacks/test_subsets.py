@@ -105,6 +105,7 @@ def test_its_expectation_is_that_of_the_docstring():
     np.testing.assert_allclose(np.mean(list(terms.values())), expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_subsets_are_kept_for_a_line_search_and_grow_to_the_whole_batch():
   subsets = Subsets(2, 0.5, 0)
   drawn = [chosen(subsets, count, 9) for count in range(5 * _KEPT)]

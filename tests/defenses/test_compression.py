@@ -155,6 +155,7 @@ def test_topk_counts_ties_and_zeros_once():
   np.testing.assert_array_equal(state.mask['sparse'], [True, False, False, True])
 
 
+@pytest.mark.long
 def test_topk_is_prune_but_for_what_it_says(gradients):
   updates = gradients[0][0]
   defense = defenses.topk(ratio=0.2)

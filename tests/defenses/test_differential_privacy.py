@@ -141,6 +141,7 @@ def assert_gaussian(drawn, stddev):
     assert scipy.stats.kstest(drawn, scipy.stats.norm(0, wrong * stddev).cdf).pvalue < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('norm', 'noise'), [(0.5, 1.0), (3.0, 0.2)])
 def test_dpsgd_adds_noise_of_the_sum_to_the_mean(dense, norm, noise):
   settings = {'norm': norm, 'noise': noise}
@@ -219,6 +220,7 @@ def test_with_all_present_the_bits_are_the_same():
     assert jax.tree.all(jax.tree.map(np.array_equal, plain, masked))
 
 
+@pytest.mark.long
 def test_an_attacker_can_differentiate_with_respect_to_the_samples(dense):
   """Where a sample has no gradient (padding, a saturated loss) the norm has no derivative, but the defense has."""
 

@@ -189,6 +189,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('make', RANDOM.values(), ids=RANDOM)
 def test_random_layers_are_drawn_evenly(make):
   number, layers, kept = 4000, 6, 3
@@ -217,6 +218,7 @@ def test_exactly_so_many_random_layers(make, ratio, layers, kept):
   np.testing.assert_array_equal(draws(make(ratio), tensors(layers), 5).sum(1), kept)
 
 
+@pytest.mark.long
 def test_the_two_draw_apart():
   masks = [draws(make(0.5), tensors(10), 50) for make in RANDOM.values()]
   assert 0.4 < (masks[0] == masks[1]).mean() < 0.6

@@ -71,6 +71,7 @@ def test_a_client_gives_the_position(linear, small_images, share):
   np.testing.assert_allclose(found, -sum(steps) if share == 'delta' else 11, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_the_code_takes_the_sample_variance():
   weights = np.asarray([0.1, 0.2, 0.4, 0.5], np.float32)
   params = {'w': jnp.asarray(weights), 'one': jnp.ones(1)}

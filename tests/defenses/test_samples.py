@@ -447,6 +447,7 @@ def test_encodings_mix_the_right_images(count, mixed):
   assert bool(partners) == (count > 1)
 
 
+@pytest.mark.long
 def test_signs_of_pixels_are_fair_and_independent():
   images = jnp.full((20, 8, 8, 3), 0.9)
   coded = np.asarray(

@@ -301,6 +301,7 @@ def test_that_nothing_is_seen_says_nothing_where_every_undefended_attack_fails(c
   assert said.startswith('Even without a defense the attack recovers nothing here: ') == (fails == 'undecided')
 
 
+@pytest.mark.long
 def test_a_claim_of_many_comparisons_is_contradicted_by_noise_at_most_as_often_as_one():
   cells = [cell for i in range(15) for cell in (*line('none', 1.0, 1.0), *line('GC', 0.0, 0.0))]
   cells = [cell._replace(column=f'data {index // 4}') for index, cell in enumerate(cells)]

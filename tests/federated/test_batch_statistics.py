@@ -76,6 +76,7 @@ def federation(small_images):
   return make
 
 
+@pytest.mark.long
 def test_both_directions_count_them(federation):
   _, rows = training.train(KEY, federation(), init(KEY, None), 1)
   parameters = 4 * (64 * 4 + 4 + 4 * 10)
@@ -83,6 +84,7 @@ def test_both_directions_count_them(federation):
   assert rows[0]['bytes_statistics'] == 3 * STATISTICS
 
 
+@pytest.mark.long
 def test_who_drops_a_layer_drops_its_statistics(federation):
   fragments = federation(defenses.fragmentation_random(ratio=0.5))
   variables = init(KEY, None)
@@ -108,6 +110,7 @@ def test_who_drops_a_layer_drops_its_statistics(federation):
   assert mixed
 
 
+@pytest.mark.long
 def test_a_layer_that_nobody_sends_keeps_its_statistics(federation):
   silent = federation(defenses.fragmentation_random(ratio=0.0))
   state = simulation.start(silent, init(KEY, None))

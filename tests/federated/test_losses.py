@@ -153,6 +153,7 @@ def test_a_segmentation_is_attacked(loss):
     gl.scenario(model, images, classes[:, :4], key=jax.random.key(0), loss=loss)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('loss', 'given'),
   [

@@ -47,6 +47,7 @@ def close(found, expected):
     np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_round_of_fedsgd_is_a_step_on_all_samples(setting):
   federation, variables = setting({'share': 'gradient', 'batch_size': None}, server=optax.sgd(0.5))
   state, done = simulation.run_round(federation, simulation.start(federation, variables), KEY)
@@ -229,6 +230,7 @@ class Stop(Exception):
   pass
 
 
+@pytest.mark.long
 def test_a_training_that_diverged_says_so_when_it_is_read_again(setting, tmp_path):
   """Its loss was None then, and pages named the number of rounds as the cause."""
   federation, variables = setting({'optimizer': optax.chain(optax.sgd(1e30), optax.scale(1e30))})
@@ -282,6 +284,7 @@ def test_a_checkpoint_of_another_state_is_refused(setting, tmp_path, client, ser
     training.train(KEY, setting()[0], variables, 2, workdir=tmp_path / 'run')
 
 
+@pytest.mark.long
 def test_a_folder_keeps_the_group_size_that_it_began_with(setting, tmp_path, monkeypatch):
   federation, variables = setting({}, per_round=2)
   sizes, run_round = [], simulation.run_round
@@ -419,6 +422,7 @@ def test_the_seconds_of_a_round_are_split(setting):
   assert 0 < without < added
 
 
+@pytest.mark.long
 def test_a_defense_at_the_server_is_handed_each_upload(setting):
   """Uploads that are clipped one by one, and their mean, as Flower's strategy wrapper does it."""
   given = {'share': 'gradient', 'batch_size': None}

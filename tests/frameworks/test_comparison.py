@@ -126,6 +126,7 @@ def test_a_dropped_last_batch_is_named(check):
   assert [one.changes for one in found.explanations] == [{'last_batch': 'dropped'}]
 
 
+@pytest.mark.long
 def test_a_missing_normalisation_is_named(check):
   found = check(transform=lambda images, labels: ((images - np.float32(0.5)) / np.float32(0.5), labels))
   assert [one.words for one in found.explanations] == ['a normalisation 0.5 and 0.5'] and not found.agrees

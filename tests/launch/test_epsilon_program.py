@@ -12,6 +12,7 @@ from tests import programs
 SMALL = '--dataset=digits', '--limit=8', '--model=mlp(widths=8)', '--uploads=400', '--canaries=16', '--progress=none'
 
 
+@pytest.mark.long
 def test_a_run(tmp_path):
   defenses = '--defenses=client_dp(norm=1,noise=2);none'
   done = programs.start('epsilon', *SMALL, defenses, '--compilation_cache=', f'--workdir={tmp_path}/new')

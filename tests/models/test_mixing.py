@@ -156,6 +156,7 @@ def test_a_loss_that_mixes():
   assert_close(jax.jit(client.local_update)(None, variables, X, Y).update, by_hand(model, variables, loss))
 
 
+@pytest.mark.long
 def test_an_augmentation_that_mixes():
   """It adds half of the next sample of the batch."""
   model, variables = model_of(alone)
@@ -234,6 +235,7 @@ def test_statistics_of_ones_own_are_those_of_the_smaller_batch(counts):
   assert not mixing.mixes(fixed, variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT)
 
 
+@pytest.mark.long
 def test_what_does_not_run_on_the_smaller_batch_says_so():
   model, variables = model_of(groups)
   assert mixing.mixes(local(model), variables, X, jax.nn.one_hot(Y, OUTPUTS), SIZE, LEFT)

@@ -162,6 +162,7 @@ def by_hand():
   return models.Model('by_hand', lambda key, shape: init, apply)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   'model',
   [models.from_flax(OtherArgument()), models.from_flax(Heedless()), models.from_nnx(Never('')), by_hand()],

@@ -117,6 +117,7 @@ class Attending(nnx.Module):
     return tokens.mean(axis=1)
 
 
+@pytest.mark.long
 def test_attention_drops_only_with_a_key():
   model = models.from_nnx(Attending(nnx.Rngs(0)))
   variables, images = model.init(jax.random.key(0), SHAPE), np.random.default_rng(0).uniform(size=(2, *SHAPE))

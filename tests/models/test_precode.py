@@ -189,6 +189,7 @@ def test_the_encoders_gradient_reveals_the_features(lenet):
   np.testing.assert_array_equal(first_dense_input(jnp.ones((3, 2)), jnp.zeros(2)), np.zeros(3))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('base', SHAPES)
 def test_every_model_takes_a_bottleneck(base):
   model, shape = models.create(f'{base}+precode(size=4)', 10), SHAPES[base]
@@ -223,6 +224,7 @@ class Own(nn.Module):
     return nn.Dense(4, name='encoder')(inputs=x)
 
 
+@pytest.mark.long
 def test_a_users_own_network(small_images):
   model = precode.precode(models.from_flax(Own()), size=3)
   variables = jax.jit(model.init, static_argnums=1)(jax.random.key(0), (8, 8, 1))

@@ -115,6 +115,7 @@ def test_names_are_those_of_torchvision(layers, entries, published):
   assert count(variables) == published
 
 
+@pytest.mark.long
 def test_group_norm_has_the_same_parameters_and_no_batch_statistics():
   batch, group = shapes('resnet18(width=2)', (8, 8, 1)), shapes('resnet18(width=2,norm=group)', (8, 8, 1))
   assert set(group) == {'params'}

@@ -68,6 +68,7 @@ def test_ids_probabilities_and_embeddings_are_the_same_samples(spec, outputs):
   np.testing.assert_allclose(run(spec, outputs, table[IDS]), found, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('spec', 'outputs'), ALL)
 def test_padding_is_not_seen(spec, outputs):
   found, short = run(spec, outputs, IDS)[1:], run(spec, outputs, IDS[1:, :2])

@@ -91,6 +91,7 @@ def reference(entries, images):
   return x.mean((2, 3)) @ entries['linear.weight'].T + entries['linear.bias']
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('norm', ['none', 'batch'])
 def test_weights_of_torchvision_give_the_logits_of_numpy(norm, tmp_path):
   """Their three dense layers are not ours: the last layer is drawn."""

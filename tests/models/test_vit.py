@@ -48,6 +48,7 @@ def drawn(names, seed=0):
   return {name: one(name, shape) for name, shape in names.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('spec', 'width', 'published'), [('vit_tiny', 192, 5_717_416), ('vit_small', 384, 22_050_664)])
 def test_published_sizes(spec, width, published):
   variables = shapes(f'{spec}(patch=16)', (224, 224, 3), 1000)
@@ -113,6 +114,7 @@ def entries():
   return drawn(timm(8, 2, 4, 6, 3, 10))
 
 
+@pytest.mark.long
 def test_weights_of_timm_give_the_logits_of_numpy(entries, tmp_path):
   model = models.create(TINY, 10)
   variables = torch_weights.load(written('safetensors', entries, tmp_path), model, (8, 12, 3))
@@ -133,6 +135,7 @@ def test_pixels_of_timm_are_about_zero(entries, tmp_path):
   np.testing.assert_allclose(jax.jit(model.apply)(variables, images)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_weights_that_do_not_fit_are_named(entries, tmp_path):
   def message(arrays, spec=TINY, sample_shape=(8, 12, 3)):
     with pytest.raises(errors.UsageError) as caught:

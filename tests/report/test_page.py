@@ -402,6 +402,7 @@ def test_a_colour_image_and_a_bare_config(build):
   assert 'No null-gradient control was run' in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('kept', 'reason'), [('it has no layers', 'it has no layers'), (None, 'its folder does not say why')]
 )

@@ -73,6 +73,7 @@ def test_a_bound_that_is_missing_is_said(defense, said):
   assert guarantee(defense) == said
 
 
+@pytest.mark.long
 def test_statements_of_an_audit():
   defenses = ['none', 'dpsgd(norm=1,noise=2)', 'prune(rate=0.9)', 'gaussian(stddev=1)']
   assert privacy.statements(facts.of_defenses(defenses, epochs=3)) == {

@@ -17,6 +17,7 @@ def pixels(png):
   return np.asarray(Image.open(io.BytesIO(png)).convert('RGB'))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(('trials', 'batch'), [(8, 1), (1, 1), (2, 3), (2, 11)])
 def test_it_is_wide_and_the_same_each_time(build, trials, batch):
   result = build(trials, batch)
@@ -64,6 +65,7 @@ def test_an_image_that_is_not_square_keeps_its_shape(draw):
   assert abs(rows.mean() - figures.DPI) <= 1 and abs(columns.mean() - figures.DPI) <= 1  # in the middle
 
 
+@pytest.mark.long
 def test_running_texts_stay_within_the_picture():
   """Each defense has its name, its count and its text below each other, and long texts break into lines."""
   truth = [Piece(word) for word in ['word'] * 60]

@@ -134,6 +134,7 @@ def test_the_bins_hold_the_tokens_of_the_batch_and_no_others():
   assert found == {(int(token), place) for row in ids for place, token in enumerate(row) if token}
 
 
+@pytest.mark.long
 def test_what_is_sent_is_what_is_read():
   honest = scenario('gpt', 'mean', 'cross_entropy')
   given, other = sent(honest), sent(honest, 1)

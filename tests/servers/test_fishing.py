@@ -101,6 +101,7 @@ def test_the_isolated_sample_is_matched(fished, small_images):
     assert np.isnan(objective(images, onehot[others]))
 
 
+@pytest.mark.long
 def test_evidence_of_the_batch_becomes_that_of_one_sample(network, fished, small_images):
   images, labels = small_images
   observation = observed(fished, images, labels)

@@ -67,6 +67,7 @@ def edges_by_hand(public, bins, quantiles):
   return np.array([measured.mean() - 10 * measured.std(), *inner, measured.mean() + 10 * measured.std()])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('quantiles', 'sparse'),
   [('normal', False), *(pytest.param(law, True, marks=pytest.mark.slow) for law in ('empirical', 'laplace'))],

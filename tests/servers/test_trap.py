@@ -307,6 +307,7 @@ def test_a_normalised_image_is_no_image(faces, prepared):
     prepared(trap(), scenario(model, faces), 8)
 
 
+@pytest.mark.long
 def test_auxiliary_images_are_asked_for(faces, prepared):
   with pytest.raises(errors.UsageError, match='public'):
     prepared(trap(variant='soliton_data'), scenario(Dense(), faces), 8)
