@@ -1,7 +1,7 @@
 # make audit   what one gradient leaks, on the embedded faces: results/audit/report.html
 # make audit-all   the same for 19 defenses and chains of them, some seven minutes: results/audit-all/report.html
 # make smoke   a few steps of that audit: does it run with this Python and the newest JAX that it can install
-# make test    the tests in five minutes; make long   those of seconds each; make slow   of minutes, BUDGET in all
+# make test    the tests in five minutes; make long   those that compile longer; make slow   of minutes, BUDGET in all
 # make frameworks   the tests that need PyTorch, Flower, Opacus or NVFlare; it installs them
 # make lint    ruff and mypy
 # make docs    the pages: docs/_build/html/index.html; make linkcheck   their links to other sites
