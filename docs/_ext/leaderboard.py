@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 
 from gradleak.core.storage import made_folder
 from gradleak.report import deploy, write_leaderboard
-from gradleak.report.formatting import at_least, at_most, listed, percent, percent_range, together
+from gradleak.report.formatting import at_least, at_most, listed, percent_range, together
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import Finding, about, said
 from gradleak.studies.autoleak import ensemble, leaderboard
@@ -136,18 +136,14 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
   newest = [entry for task in _newest(entries) for entry in task]
   of = {(_of_model(one), one['text']): one for one in sorted(newest, key=lambda one: one['trials'])}
   digits, people, colour = [(data, 'lenet') for data in ('mnist', 'faces', 'cifar10')]
-  noisy, outpost = of[digits, 'gaussian(stddev=0.2)'], of[digits, 'outpost']
   faces = [text for (task, text), entry in of.items() if task == people and text != 'none' and _shown(entry) == 1]
   named = _ranked(entry for entry in entries.values() if entry['task']['model'].startswith('resnet20'))
   seen, undone = max(named.values(), key=lambda one: one['n']), of[people, faces[0]]['honest']['n']
   every = [one for one in named.values() if one['identified'] == one['n'] == seen['n']]
   fewer = [f'{one["identified"]} of {one["n"]} under `{text}`' for text, one in named.items() if one not in every]
   assert len(every) > len(fewer)
-  low, high = sorted((noisy, outpost), key=_shown)
   return [
-    f'**{_share(low)} to {_share(high)} of {noisy["honest"]["n"]} digits stay recognisable** to a curious server '
-    f'that holds public digits, under OUTPOST and `{noisy["text"]}`, which cost at most '
-    f'{_at_most(noisy, outpost)} points of accuracy.',
+    _of_digits([entry for (task, _), entry in of.items() if task == digits]),
     f'**{undone} of {undone} faces stay recognisable** to a server that knows the defense, under '
     f'{listed(_strengths(sorted(faces)))}.',
     f'**All {seen["n"]} originals are found without a picture**: on a trained ResNet-20 the likelihood of '
@@ -159,6 +155,18 @@ def findings(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _of_model(entry: Mapping[str, Any]) -> tuple[str, str]:
   return entry['task']['dataset'], entry['task']['model']
+
+
+def _of_digits(entries: Sequence[Mapping[str, Any]]) -> str:
+  """Returns how many digits are recognisable under each of the affordable defenses, at least."""
+  cheap = [entry for entry in entries if entry['defense'] != 'none' and deploy.affordable(entry)]
+  (number,) = {entry['honest']['n'] for entry in cheap}
+  least = min(cheap, key=_shown)
+  return (
+    f'**At least {at_least(100 * _shown(least), 0)} % of {number} digits stay recognisable** to a curious server that '
+    f'holds public digits, under each of the {len(cheap)} defenses known to cost at most {deploy.AFFORDABLE:g} points '
+    f'of accuracy. `{least["text"]}` shows least; it costs at most {at_most(max(least["cost"]["interval"]))}.'
+  )
 
 
 def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -193,15 +201,6 @@ def _strengths(texts: Sequence[str]) -> list[str]:
 def _shown(entry: Mapping[str, Any]) -> float:
   """Returns the share of images that are recognisable to an honest-but-curious server."""
   return next(one['count'] for one in entry['honest']['levels'] if one['level'] == deploy.SHOWN) / entry['honest']['n']
-
-
-def _share(entry: Mapping[str, Any]) -> str:
-  return percent(_shown(entry), 0)
-
-
-def _at_most(*entries: Mapping[str, Any]) -> str:
-  """Returns what defenses cost at most, by the upper ends of their intervals, rounded up."""
-  return at_most(max(max(entry['cost']['interval']) for entry in entries))
 
 
 def _write(app: Sphinx, exception: Exception | None) -> None:

@@ -454,13 +454,18 @@ def test_findings_follow_from_their_entries(extensions):
 
 def test_bounds_on_a_cost_are_rounded_outwards_and_no_share_to_all(extensions):
   board = extensions('leaderboard')
-  priced = [{'cost': {'interval': ends}} for ends in ([0.54, 1.34], [0.86, 1.52])]
-  assert board._at_most(*priced) == '1.6' and board._at_most({'cost': {'interval': [0.0, 1.1]}}) == '1.1'
-  honest = {'n': 400, 'levels': [{'level': 'recognisable', 'count': 399}]}
-  assert board._share({'honest': honest}) == '99.8 %'
-  hidden = {'defense': 'a', 'text': 'a', 'cost': {'interval': [6.88, 12.68]}}
-  hidden['honest'] = {'n': 400, 'levels': [{'level': 'recognisable', 'count': 0}]}
-  shown = {**hidden, 'text': 'b', 'honest': {'n': 400, 'levels': [{'level': 'recognisable', 'count': 400}]}}
+
+  def entry(name, count, low, high):
+    honest = {'n': 400, 'levels': [{'level': 'recognisable', 'count': count}]}
+    return {'defense': name, 'text': name, 'cost': {'points': low, 'interval': [low, high]}, 'honest': honest}
+
+  digits = [entry('a', 399, 0.54, 1.34), entry('b', 400, 0.86, 1.52), entry('dear', 0, 4.0, 6.0)]
+  said = board._of_digits(digits)
+  assert 'At least 99 % of 400' in said and 'each of the 2 defenses' in said and '`a` shows least' in said
+  assert said.endswith('at most 1.4.')
+  with pytest.raises(ValueError, match='unpack'):  # a sentence for all needs one number of uploads
+    board._of_digits([*digits, {**digits[0], 'honest': {**digits[0]['honest'], 'n': 50}}])
+  hidden, shown = entry('a', 0, 6.88, 12.68), entry('b', 400, 6.88, 12.68)
   assert 'at least 6.8 points' in board._in_colour([hidden, shown])
 
 
