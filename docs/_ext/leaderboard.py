@@ -163,9 +163,9 @@ def _of_digits(entries: Sequence[Mapping[str, Any]]) -> str:
   (number,) = {entry['honest']['n'] for entry in cheap}
   least = min(cheap, key=_shown)
   return (
-    f'**At least {at_least(100 * _shown(least), 0)} % of {number} digits stay recognisable** to a curious server that '
-    f'holds public digits, under each of the {len(cheap)} defenses known to cost at most {deploy.AFFORDABLE:g} points '
-    f'of accuracy. `{least["text"]}` shows least; it costs at most {at_most(max(least["cost"]["interval"]))}.'
+    f'**At least {at_least(100 * _shown(least), 0)} % of {number} digits stay recognisable** under each of the '
+    f'{len(cheap)} defenses known to cost at most {deploy.AFFORDABLE:g} points of accuracy. The server is curious and '
+    f'holds public digits. `{least["text"]}` shows least; it costs at most {at_most(max(least["cost"]["interval"]))}.'
   )
 
 
