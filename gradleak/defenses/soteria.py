@@ -19,7 +19,7 @@ from gradleak.models.masked import masked
 from gradleak.models.model import Model, require
 
 VARIANTS = ('paper', 'code', 'code_shifted')
-_TOGETHER = 32  # features that are differentiated at once: more is faster and takes more memory
+_TOGETHER = 32  # features that are differentiated at once, of one image: on more, a CPU waits for memory
 
 
 @defense(
@@ -168,17 +168,19 @@ def _kept(
 
 
 def _sensitivity(features: Callable, samples: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns r [N, F] and ‖∂r_i/∂x‖₂ of each image [N, F], by one backward pass per feature for all images together."""
-  representation, pull_back = jax.vjp(features, samples)
-  num_images, num_features = representation.shape
+  """Returns r [N, F] and ‖∂r_i/∂x‖₂ of each image [N, F], by one backward pass per feature; image after image."""
 
-  def row(feature: jax.Array) -> jax.Array:
-    cotangent = jnp.zeros((num_images, num_features), representation.dtype).at[:, feature].set(1)
-    (gradient,) = pull_back(cotangent)
-    return jnp.sqrt(jnp.sum(jnp.square(gradient.reshape(num_images, -1)), axis=1))
+  def of_image(image: jax.Array) -> tuple[jax.Array, jax.Array]:
+    representation, pull_back = jax.vjp(features, image[None])
 
-  norms = jax.lax.map(row, jnp.arange(num_features, dtype=jnp.int32), batch_size=_TOGETHER)
-  return representation, norms.T
+    def norm(feature: jax.Array) -> jax.Array:
+      (gradient,) = pull_back(jnp.zeros_like(representation).at[:, feature].set(1))
+      return jnp.linalg.norm(gradient)
+
+    each = jnp.arange(representation.shape[1], dtype=jnp.int32)
+    return representation[0], jax.lax.map(norm, each, batch_size=_TOGETHER)
+
+  return jax.lax.map(of_image, samples)
 
 
 def _ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
