@@ -95,6 +95,15 @@ def test_what_is_noisy_or_skipped_is_not_shown():
   assert verdicts(few) == {'batch': 'not shown'}
 
 
+def test_equal_differences_of_a_few_trials_show_no_spread():
+  found = {n: made(['batch'], lambda dropped, n=n: [25.0 - 5 * bool(dropped)] * n) for n in (5, 6)}
+  assert verdicts(found[5]) == {'batch': 'not shown'} and verdicts(found[6]) == {'batch': 'protects'}
+  few, enough = (effect(one, LABORATORY, PRODUCTION) for one in found.values())
+  assert np.isnan([few.low, few.high]).all() and (enough.low, enough.high) == (5, 5)
+  assert few.recovered_high == pytest.approx(-few.recovered_low)
+  assert '25.0 ±' not in gl.report.sensitivity_table(found[5])
+
+
 def test_nothing_is_shown_where_the_attack_fails_in_its_laboratory():
   found = made(['batch', 'labels'], lambda dropped: list(5 + NOISE))
   assert effect(found, LABORATORY, PRODUCTION).excluded

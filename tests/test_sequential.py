@@ -142,6 +142,7 @@ def test_the_interval_of_a_mean_at_its_ends():
   assert 6**-0.5 * ((1 + t**2 / 4) / (1 + t**2 / 24)) ** 2.5 == pytest.approx(20)
   assert (mean, high - mean) == (3, pytest.approx(mean - low))
   assert anytime.mean_interval([2.0] * 6) == (2, 2, 2)
+  assert anytime.mean_interval([2.0] * 4)[1:] == (-math.inf, math.inf)
   assert all(math.isnan(end) for end in anytime.mean_interval([1.0])[1:])
   with pytest.raises(gl.UsageError, match='confidence'):
     anytime.mean_interval([1.0, 2.0], 1.5)

@@ -95,5 +95,5 @@ def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, 
   factor = (growth / (1 - confidence) ** 2) ** (1 / n)
   squared = (n - 1) * (factor - 1) / (1 - factor / growth) if factor < growth else math.inf
   spread = float(known.std(ddof=1)) / math.sqrt(n)
-  half = spread * math.sqrt(squared) if spread else 0.0
+  half = math.inf if math.isinf(squared) else spread * math.sqrt(squared)
   return mean, mean - half, mean + half

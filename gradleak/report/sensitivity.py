@@ -59,7 +59,7 @@ def _step(found: Sensitivity, name: str) -> dict[str, Any]:
   score = kind.scored
   known = [row[score.name] for row in rows if row[score.name] is not None]
   mean, low, high = metrics.mean_interval(known)
-  bounded, (least, most) = len(known) >= 3, score.bounds or (-math.inf, math.inf)
+  bounded, (least, most) = len(known) >= 3 and low < high, score.bounds or (-math.inf, math.inf)
   return {
     'setting': name,
     'dropped': list(found.steps[name]),

@@ -142,9 +142,9 @@ def _weaker(rows: Sequence[dict], controls: Sequence[dict]) -> bool:
 
 
 def _stuck(rows: Sequence[dict]) -> bool:
-  """Returns whether an attack with steps ends where it started, in all runs."""
+  """Returns whether the objective of an attack with steps ends where it started, in all runs."""
   moves = [
-    row['objective_start'] - row['objective'] > MOVED * abs(row['objective_start'])
+    abs(row['objective_start'] - row['objective']) > MOVED * abs(row['objective_start'])
     for row in rows
     if row['steps'] and not row['diverged'] and row['objective_start'] is not None
   ]

@@ -161,11 +161,13 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
   scores = [np.array([math.nan if one is None else min(one, kind.clear) for one in side]) for side in values]
   recovered = [np.array([row['recovered'] for row in side], float) for side in rows]
   differences = scores[0] - scores[1]
-  few = np.isfinite(differences).sum() < 3  # Student's interval of two is 12.7 standard errors wide
+  known = np.isfinite(differences).sum()
   mean, low, high = metrics.mean_interval(differences)
   recovered_low, recovered_high = _paired(*recovered)
-  if few:
+  if known < 3:  # Student's interval of two is 12.7 standard errors wide
     low = high = recovered_low = recovered_high = math.nan
+  if low == high and known < 6:  # equal values have no spread; of six, the range is a 95 % interval of the median
+    low = high = math.nan
   return Effect(
     laboratory,
     production,
