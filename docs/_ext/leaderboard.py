@@ -59,7 +59,7 @@ def answers(entries: Mapping[str, Mapping[str, Any]]) -> str:
         found.setdefault(side, []).append((_short(of), finding))
     nobody = f'no defense is known to cost at most {deploy.AFFORDABLE:g} points'
     lines.append((_title(of), *(one or nobody for one in told.values())))
-  return f'{_led(found)}\n\n{methods._grid(("task", *ATTACKERS.values()), lines)}\n'
+  return f'{_led(found)} {_uploads(_newest(entries))}\n\n{methods._grid(("task", *ATTACKERS.values()), lines)}\n'
 
 
 def _kind(finding: Finding) -> tuple[str, str]:
@@ -75,13 +75,20 @@ def _led(found: Mapping[str, Sequence[tuple[str, Finding]]]) -> str:
   named = listed([f'`{one}` ({", ".join(titles)})' for one, titles in best.items()] or ['none'])
   told = f'**Against a curious server these show least: {named}.** '
   hidden = [title for title, finding in seen if _kind(finding)[0] == 'hidden']
-  told += f'That at most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 %, holds '
-  told += f'on {len(hidden) or "none"} of the {len(seen)} tasks where a defense is known to cost at most '
+  told += f'That at most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 % and no flag, '
+  told += f'holds on {len(hidden) or "none"} of the {len(seen)} tasks where a defense is known to cost at most '
   told += f'{deploy.AFFORDABLE:g} points and undefended samples are recovered'
   told += f': {listed(hidden)}. ' if hidden else '. '
   if {_kind(finding)[0] for _, finding in found.get('list', ())} == {'everyone'}:
     told += 'None of those counted hides whose sample an upload is from. '
   return told + 'Who needs a guarantee needs [differential privacy](concepts/epsilon.md).'
+
+
+def _uploads(tasks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+  """Returns what a client of the tasks sends."""
+  sent = dict.fromkeys((entry['task']['more']['share'], entry['task']['batch_size']) for of in tasks for entry in of)
+  kinds = [f'the {share} of {size} sample{"s" if size > 1 else ""}' for share, size in sent]
+  return f'Every upload here is {listed(kinds, "or")}: audit your own batch and local steps.'
 
 
 def _answer(kind: str, facts: Mapping[str, Any]) -> str:
@@ -99,6 +106,8 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     return f'{shown}; flagged: {listed(facts["doubt"].facts["flags"])}' if facts['doubt'] else shown
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
   shown += f'costs {facts["cost"]}'
+  if facts['equal']:
+    shown += f'; {facts["equal"]} other{"s" if facts["equal"] > 1 else ""} as little'
   return {
     'hidden': f'**deploy** {shown}',
     'flagged': f'{shown}; flagged: {facts.get("flags")}',

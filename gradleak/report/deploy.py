@@ -5,7 +5,7 @@ from typing import Any
 
 from gradleak.audit.verdict import FAILED, RECOVERED
 from gradleak.core import statistics
-from gradleak.report.formatting import defenses, listed, minus, number
+from gradleak.report.formatting import defenses, listed, minus, number, together
 from gradleak.report.words import Finding, found
 from gradleak.studies.autoleak import rankings
 
@@ -35,10 +35,10 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   told = []
   for side in ('honest', 'malicious'):
     attacked = [entry for entry in judged(entries, side) if entry in counted and entry[side]]
-    told += _side(side, undefended, attacked, priced)
+    told += _side(side, undefended, attacked, priced) + _untried(f'untried_{side}', undefended, counted, side)
   ranked = _of_working_seeds(entries, _finds_originals)
   named = _likelihood(undefended, [entry for entry in ranked if entry in counted])
-  told += named
+  told += named + _untried('unranked', undefended, counted, 'likelihood')
   unknown = defenses(entry for entry in defended if entry['cost'] is None)
   dear = [entry for entry in defended if entry['cost'] is not None and not affordable(entry)]
   names = defenses(dear)
@@ -49,6 +49,15 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   return told + [
     found('deploy.dear', **one.facts) for one in hiding if [one.name for one in named] == ['deploy.everyone']
   ]
+
+
+def _untried(
+  name: str, undefended: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], part: str
+) -> list[Finding]:
+  """Returns which defenses no attacker of a kind was tried on, where it was without one."""
+  tried = {entry['text'] for entry in counted if entry.get(part)}
+  names = defenses(entry for entry in counted if entry['text'] not in tried)
+  return [found(f'deploy.{name}', names=names, n=len(names))] if names and any(e.get(part) for e in undefended) else []
 
 
 def affordable(entry: Mapping[str, Any]) -> bool:
@@ -84,6 +93,16 @@ def _lost(entry: Mapping[str, Any], side: str) -> bool:
   return any(map(failed, seen)) and all(shown(one) <= HIDDEN * one['n'] for one in seen)
 
 
+def conclusive(entries: Sequence[Mapping[str, Any]], side: str) -> list[Mapping[str, Any]]:
+  """Returns the entries of one defense on which the attacks of a server did not fail.
+
+  Empty where they failed under any seed, and show no more than `HIDDEN` under the others: nothing is known of it then.
+  """
+  kept = [entry for entry in entries if not _lost(entry, side)]
+  leaks = any(shown(entry[which]) > HIDDEN * entry[which]['n'] for entry in kept for which in _sides(side))
+  return kept if leaks or len(kept) == len(entries) else []
+
+
 def judged(entries: Sequence[Mapping[str, Any]], side: str) -> list[Mapping[str, Any]]:
   """Returns the entries of the seeds for which the attacks of a server show samples without a defense; all if none."""
   return _of_working_seeds(entries, lambda entry: bool(entry[side]) and shown(entry[side]) > 0)
@@ -92,9 +111,12 @@ def judged(entries: Sequence[Mapping[str, Any]], side: str) -> list[Mapping[str,
 def _of_working_seeds(
   entries: Sequence[Mapping[str, Any]], works: Callable[[Mapping[str, Any]], bool]
 ) -> list[Mapping[str, Any]]:
-  """Returns the entries of the seeds for which an attacker `works` without a defense; all where there is none."""
+  """Returns the entries of the seeds for which an attacker `works` without a defense; all where there is none.
+
+  Where an attacker works under a defense, its entry counts under any seed: it is a leak.
+  """
   seeds = {entry.get('seed') for entry in entries if entry['text'] == 'none' and works(entry)}
-  return [entry for entry in entries if entry.get('seed') in seeds] or list(entries)
+  return [entry for entry in entries if entry.get('seed') in seeds or works(entry)] if seeds else list(entries)
 
 
 def _worst_seeds(
@@ -121,6 +143,12 @@ def _sides(side: str) -> tuple[str, ...]:
   return ('malicious', 'honest') if side == 'malicious' else ('honest',)
 
 
+def _least(entry: Mapping[str, Any], side: str) -> float:
+  """Returns the share of samples that an attacker is shown at least, by the lower end of its interval."""
+  levels = (one for which in _sides(side) for one in entry[which]['levels'])
+  return max(one['low'] for one in levels if one['level'] == SHOWN)
+
+
 def _seen(entry: Mapping[str, Any], side: str) -> list[float]:
   """Returns the upper ends of what an attacker sees: of samples that are recognisable, then of each level."""
   ends = []
@@ -140,10 +168,11 @@ def _side(
   if not bare or not cheap:
     return []
 
-  lost = [entry for entry in cheap if _lost(entry, side)]
-  names, texts = defenses(lost), {entry['text'] for entry in lost}
-  told = [found(f'deploy.inconclusive_{side}', names=names, n=len(names))] if lost else []
-  cheap = _worst_seeds([one for one in cheap if one['text'] not in texts], lambda one: _seen(one, side))
+  by_text = together((entry['text'], entry) for entry in cheap)
+  kept = {text: conclusive(of, side) for text, of in by_text.items()}
+  names = defenses(by_text[text][0] for text, of in kept.items() if not of)
+  told = [found(f'deploy.inconclusive_{side}', names=names, n=len(names))] if names else []
+  cheap = _worst_seeds([entry for of in kept.values() for entry in of], lambda one: _seen(one, side))
   if not cheap:
     return told
   if not priced:
@@ -156,12 +185,13 @@ def _side(
     return [found(f'deploy.unpriced_{side}', names=names, number=len(names), doubt=doubt, **level), *told]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
   level = _level(best, side)
-  high, flags = level['range']['success_high'], _flags(best)
-  name = 'hidden' if high <= HIDDEN else 'undecided' if level['count'] == 0 else 'shown'
-  name = 'flagged' if flags and name != 'shown' else name
+  flags = _flags(best)
+  leaks = min(_least(entry, side) for entry in cheap) > HIDDEN
+  name = 'shown' if leaks else 'flagged' if flags else 'undecided'
+  name = 'hidden' if level['range']['success_high'] <= HIDDEN and not flags else name
   facts = {
     'best': best['defense'],
-    'most': high,
+    'equal': sum(_seen(entry, side) == _seen(best, side) for entry in cheap) - 1,  # other ones that show as little
     'cost': _price(best),
     'flags': listed(flags) if flags else '',
     **level,

@@ -108,11 +108,6 @@ def percent(fraction: float | None, digits: int = 1) -> str:
   return f'< {least:.{digits}f} %' if fraction < 0.5 else f'> {100 - least:.{digits}f} %'
 
 
-def percent_at_most(fraction: float, digits: int = 1) -> str:
-  """Returns an upper bound in per cent, rounded up."""
-  return f'{at_most(100 * fraction, digits)} %'
-
-
 def percent_given(fraction: float) -> str:
   """Returns what a user gave as a fraction in per cent, with all of its digits."""
   text = f'{100 * fraction:.10g}'

@@ -15,8 +15,8 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   An honest-but-curious server counts, and the rate of images that it recovers. Two defenses differ where Fisher's exact
   test rejects equal rates at `LEVEL`, so that few uploads give a wide rank. The best rank counts the defenses that show
   less, and the worst one those that show more. Only affordable ones are ranked (`deploy.affordable`) on which the
-  attacks did not fail (`deploy.failed`). The seeds of a defense count together. Where they attack the same images, the
-  test is that of the same rates among so many images.
+  attacks did not fail (`deploy.conclusive`). The seeds of a defense count together. Where they attack the same images,
+  the test is that of the same rates among so many images.
 
   Args:
     entries: of the leaderboard, of one task, and one of each defense and seed (`deploy.largest`).
@@ -24,9 +24,10 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   defended = [entry for entry in deploy.judged(entries, 'honest') if entry['text'] != 'none']
   rates: dict[str, tuple[float, int]] = {}
   for text, of in together((entry['text'], entry) for entry in defended).items():
-    if all(deploy.affordable(one) and not deploy.failed(one['honest']) for one in of):
-      number = sum(one['honest']['n'] for one in of)
-      rates[text] = sum(deploy.shown(one['honest']) for one in of) / number, _images(of)
+    kept = deploy.conclusive(of, 'honest')
+    if kept and all(map(deploy.affordable, of)):
+      number = sum(one['honest']['n'] for one in kept)
+      rates[text] = sum(deploy.shown(one['honest']) for one in kept) / number, _images(kept)
 
   def place(ours: tuple[float, int]) -> tuple[int, int]:
     apart = [rate for rate, images in rates.values() if differ(*_counted(*ours), *_counted(rate, images))]
@@ -41,12 +42,13 @@ def _counted(rate: float, images: int) -> tuple[int, int]:
 
 
 def _images(entries: Sequence[Mapping[str, Any]]) -> int:
-  """Returns how many different images the uploads of some entries are of; where nothing is known, all are."""
-  most: dict[Any, int] = {}
-  for place, one in enumerate(entries):
-    data = one.get('fingerprints', {}).get('data') or place
-    most[data] = max(most.get(data, 0), one['honest']['n'])
-  return sum(most.values())
+  """Returns how many different images the uploads of some entries are of, at least.
+
+  Seeds with other numbers of uploads take the first images of one split. Where nothing is known, equal numbers are of
+  different images.
+  """
+  pairs = ((one['honest']['n'], one.get('fingerprints', {}).get('data') or place) for place, one in enumerate(entries))
+  return max(n * len(set(data)) for n, data in together(pairs).items())
 
 
 def differ(one: int, n: int, other: int, m: int) -> bool:

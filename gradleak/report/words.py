@@ -25,7 +25,6 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
   'commas': lambda parts: ', '.join(map(str, parts)),
   'semicolons': lambda parts: '; '.join(map(str, parts)),
   'percent': formatting.percent,
-  'at_most': formatting.percent_at_most,
   'given': formatting.percent_given,
   'upwards': formatting.upwards,
   'range': formatting.percent_range,

@@ -296,6 +296,20 @@ def test_claims_of_the_questions_hold():
   assert (float(said[1]), float(said[2])) == (round(float(ours), 2), round(float(theirs), 1))
 
 
+def test_what_servers_see_of_several_clients_is_what_its_table_holds():
+  from gradleak.audit.verdict import RECOVERED
+
+  stored = json.loads((ROOT / 'results' / 'tables' / 'mini' / 'assumptions_aggregation.json').read_text('utf-8'))
+  seen = {
+    name: f'{sum(row["verdict"] in RECOVERED for row in rows)} of {len(rows)}' for name, rows in stored['rows'].items()
+  }
+  assert f'csDLG shows pictures from {seen["lenet_csdlg_8"]} means' in (DOCS / 'which_defense.md').read_text('utf-8')
+  text = (DOCS / 'measurements.md').read_text('utf-8')
+  assert f'| gradients | {seen["lenet_csdlg_1"]} |\n| means of eight clients | {seen["lenet_csdlg_8"]} |' in text
+  assert f'| adapters of rank 16; of rank 2 | {seen["lenet_lora_16"]}; {seen["lenet_lora_2"]} |' in text
+  assert seen['mlp_fidel_8'] == '2 of 2'  # the closed form of both pages
+
+
 def test_bibtex_holds_what_the_citation_file_names(extensions):
   import yaml
 

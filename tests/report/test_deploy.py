@@ -34,7 +34,9 @@ def names(*entries):
   return [one.name.removeprefix('deploy.') for one in deploy.advice(entries)]
 
 
-NONE = entry('none', 40, malicious=40, cost=None, likelihood=40)
+NONE = entry('none', 40, cost=None)
+OPEN = entry('none', 40, malicious=40, cost=None)
+LISTED = entry('none', 40, cost=None, likelihood=40)
 
 
 def test_the_defense_that_shows_least_is_named_with_its_count():
@@ -44,15 +46,60 @@ def test_the_defense_that_shows_least_is_named_with_its_count():
 
 
 @pytest.mark.parametrize(
-  ('shown', 'n', 'name'), [(0, 40, 'hidden_honest'), (0, 8, 'undecided_honest'), (20, 40, 'shown_honest')]
+  ('shown', 'n', 'name'),
+  [
+    (0, 40, 'hidden_honest'),
+    (0, 8, 'undecided_honest'),
+    (1, 40, 'undecided_honest'),
+    (8, 40, 'undecided_honest'),
+    (9, 40, 'shown_honest'),
+  ],
 )
-def test_a_count_decides_by_the_upper_end_of_its_interval(shown, n, name):
+def test_a_count_decides_by_the_ends_of_its_interval(shown, n, name):
   assert names(NONE, entry('a', shown, n)) == [name]
+
+
+def test_that_none_hides_is_not_said_where_another_one_may():
+  few, many = entry('few', 0, 16), entry('many', 20, 110)  # the lower end of the first is zero
+  assert names(NONE, many) == ['shown_honest'] and names(NONE, few, many) == ['undecided_honest']
+  told = deploy.advice([NONE, entry('few', 0, 16), entry('many', 7, 110)])
+  assert told[0].name == 'deploy.undecided_honest' and told[0].facts['best'] == 'many'
+
+
+def test_defenses_that_show_as_little_are_counted():
+  entries = [entry(name, shown) for name, shown in (('a', 0), ('b', 0), ('c', 0), ('d', 5))]
+  assert [deploy.advice([NONE, *of])[0].facts['equal'] for of in (entries, entries[:1])] == [2, 0]
+
+
+def test_a_leak_counts_under_a_seed_that_has_no_undefended_entry():
+  entries = seeded([NONE, entry('a', 0)], [entry('a', 40)])
+  assert [one.name for one in deploy.advice(entries)] == ['deploy.shown_honest']
+  assert ranks([*entries, {**entry('b', 0), 'seed': 0}]) == [None, (2, 2), (2, 2), (1, 1)]
+
+
+def test_a_leak_counts_where_the_attacks_failed_under_another_seed():
+  lost = entry('a', 0)
+  lost['honest']['failed'] = 40
+  entries = seeded([NONE, entry('a', 40), entry('b', 30)], [NONE, lost])
+  (told,) = deploy.advice(entries)
+  assert told.name == 'deploy.shown_honest' and told.facts['best'] == 'b'
+  assert ranks(entries) == [None, (2, 2), (1, 1), None, (2, 2)]
+
+
+def test_who_was_not_tried_on_a_defense_is_said():
+  bare = {**OPEN, 'likelihood': LISTED['likelihood']}
+  told = deploy.advice([bare, entry('a', 0), entry('b', 0, malicious=40, likelihood=40)])
+  assert [one.name.removeprefix('deploy.') for one in told] == [
+    'hidden_honest', 'shown_malicious', 'untried_malicious', 'everyone', 'unranked',
+  ]  # fmt: skip
+  assert [one.facts['names'] for one in told if one.name in ('deploy.untried_malicious', 'deploy.unranked')] == [
+    ['a']
+  ] * 2
 
 
 def test_few_uploads_say_what_they_allow():
   (told,) = deploy.advice([NONE, entry('a', 0, 8)])
-  assert 'none of 8 samples, which allows up to 37.0 %' in str(told)
+  assert '0 of 8 samples are recognisable (0–37 %)' in str(told) and str(told).endswith('More uploads would decide.')
 
 
 def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():
@@ -71,25 +118,25 @@ def test_defenses_of_unknown_or_large_cost_are_named_and_not_counted():
 
 
 def test_what_it_costs_stands_beside_each_answer():
-  told = deploy.advice([NONE, entry('a', 1, malicious=0, cost=(1.2, [0.9, 1.5]))])
+  told = deploy.advice([OPEN, entry('a', 20, malicious=0, cost=(1.2, [0.9, 1.5]))])
   assert [str(one).endswith('at a cost of 1.2 points (0.9 to 1.5).') for one in told] == [True, True]
-  bare = entry('a', 1)
+  bare = entry('a', 20)
   bare['cost'] = {'points': -0.6}
   assert str(deploy.advice([NONE, bare])[0]).endswith('at a cost of −0.6 points.')
 
 
 def test_where_none_that_is_cheap_hides_an_original_the_dear_one_is_named_that_does():
   cheap, dear = entry('a', 0, likelihood=40), entry('b', 0, cost=(20.0, [19.0, 21.0]), likelihood=3)
-  told = deploy.advice([NONE, cheap, dear])
+  told = deploy.advice([LISTED, cheap, dear])
   assert [one.name.removeprefix('deploy.') for one in told] == ['hidden_honest', 'everyone', 'costly', 'dear']
   assert 'Of those that cost more, `b` hides best' in str(told[-1]) and 'finds 3 of 40 originals' in str(told[-1])
-  assert names(NONE, cheap, {**dear, 'likelihood': cheap['likelihood']})[-1] == 'costly'
-  assert 'dear' not in names(NONE, entry('a', 0, likelihood=12), dear)
+  assert names(LISTED, cheap, {**dear, 'likelihood': cheap['likelihood']})[-1] == 'costly'
+  assert 'dear' not in names(LISTED, entry('a', 0, likelihood=12), dear)
 
 
 def test_without_any_cost_those_that_show_least_are_named():
   entries = [entry(name, shown, malicious=4, cost=None) for name, shown in (('a', 0), ('b', 30), ('c', 0))]
-  told = deploy.advice([NONE, *entries])
+  told = deploy.advice([OPEN, *entries])
   assert [one.name for one in told] == ['deploy.unpriced_honest', 'deploy.unpriced_malicious']  # all are counted
   assert told[0].facts['names'] == told[1].facts['names'] == ['a', 'c']
   assert '`a` and `c` show least: 0 of 40 samples are recognisable (0–9 %). What they cost is unknown.' in str(told[0])
@@ -98,22 +145,22 @@ def test_without_any_cost_those_that_show_least_are_named():
 def test_attacks_that_did_not_converge_say_nothing_for_a_defense():
   failed, other = entry('a', 0, malicious=0), entry('b', 3, malicious=9)
   failed['malicious'] |= {'verdict': 'inconclusive', 'count': 40}
-  told = deploy.advice([NONE, failed, other])
+  told = deploy.advice([OPEN, failed, other])
   assert [one.name for one in told] == [
     'deploy.hidden_honest', 'deploy.shown_malicious', 'deploy.inconclusive_malicious',
   ]  # fmt: skip
   assert [one.facts.get('best') for one in told] == ['a', 'b', None] and 'Under `a` the attacks' in str(told[-1])
   assert 'says nothing for this defense' in str(told[-1])
-  assert names(NONE, failed) == ['hidden_honest', 'inconclusive_malicious']
+  assert names(OPEN, failed) == ['hidden_honest', 'inconclusive_malicious']
   failed['malicious']['count'] = 4  # as few as may be shown
-  assert names(NONE, failed, other) == ['hidden_honest', 'hidden_malicious']
+  assert names(OPEN, failed, other) == ['hidden_honest', 'hidden_malicious']
 
 
 @pytest.mark.parametrize('worst', ['inconclusive', 'diverged', 'above chance'])
 def test_uploads_on_which_attacks_failed_are_no_evidence_whatever_the_worst_verdict(worst):
   lost, other = entry('a', 0), entry('b', 3)
   lost['honest'] |= {'verdict': worst, 'count': 1 if worst == 'above chance' else 40, 'failed': 39}
-  assert names(NONE, lost, other) == ['shown_honest', 'inconclusive_honest']
+  assert names(NONE, lost, other) == ['undecided_honest', 'inconclusive_honest']
   assert ranks([NONE, lost, other]) == [None, None, (1, 1)]
   leaking = entry('a', 20)
   leaking['honest']['failed'] = 20  # what it shows is evidence, and more might be shown
@@ -126,7 +173,7 @@ def test_a_defense_is_credited_where_the_attacks_of_its_own_seed_work():
   told = deploy.advice(blind + working)
   assert [one.facts.get('best') for one in told if one.name.endswith('_honest')] == ['b']
   named = [{**one, 'likelihood': {'identified': 0, 'n': 40, 'candidates': 99}} for one in blind]
-  told = deploy.advice([*named, working[0], {**entry('b', 20, likelihood=12), 'seed': 0}])
+  told = deploy.advice([*named, {**LISTED, 'seed': 0}, {**entry('b', 20, likelihood=12), 'seed': 0}])
   assert [one.facts['best'] for one in told if one.name in ('deploy.listed', 'deploy.everyone')] == ['b']
   assert deploy.judged(blind, 'honest') == blind and ranks(blind + working) == [None, None, None, (1, 1)]
 
@@ -145,12 +192,13 @@ def seeded(*of_seeds):
 
 
 def test_a_defense_counts_by_the_seed_that_shows_most():
+  bare = {**OPEN, 'likelihood': LISTED['likelihood']}
   lucky = entry('a', 0, malicious=0, likelihood=2), entry('a', 40, malicious=40, likelihood=40)
   steady = entry('b', 3, malicious=3, likelihood=10)
-  told = deploy.advice(seeded([NONE, lucky[0], steady], [NONE, lucky[1], steady]))
+  told = deploy.advice(seeded([bare, lucky[0], steady], [bare, lucky[1], steady]))
   assert [one.facts['best'] for one in told] == ['b', 'b', 'b']
   assert [one.facts.get('count', one.facts.get('identified')) for one in told] == [3, 3, 10]
-  unpriced = [[{**one, 'cost': None} for one in (NONE, each, steady)] for each in lucky]
+  unpriced = [[{**one, 'cost': None} for one in (bare, each, steady)] for each in lucky]
   assert [one.facts['names'] for one in deploy.advice(seeded(*unpriced))[:2]] == [['b'], ['b']]
 
 
@@ -163,11 +211,11 @@ def test_of_one_seed_the_entry_of_most_uploads_counts():
 def test_a_defense_is_counted_where_no_seed_is_costly_or_failed():
   free, dear = entry('a', 0), entry('a', 0, cost=(9.0, [8.0, 10.0]))
   told = deploy.advice(seeded([NONE, free, entry('b', 3)], [NONE, dear, entry('b', 3)]))
-  assert [one.name for one in told] == ['deploy.shown_honest', 'deploy.costly'] and told[0].facts['best'] == 'b'
+  assert [one.name for one in told] == ['deploy.undecided_honest', 'deploy.costly'] and told[0].facts['best'] == 'b'
   lost = entry('a', 0)
   lost['honest'] |= {'verdict': 'inconclusive', 'count': 40, 'failed': 40}
   told = deploy.advice(seeded([NONE, free, entry('b', 3)], [NONE, lost, entry('b', 3)]))
-  assert [one.name for one in told] == ['deploy.shown_honest', 'deploy.inconclusive_honest']
+  assert [one.name for one in told] == ['deploy.undecided_honest', 'deploy.inconclusive_honest']
   assert told[0].facts['best'] == 'b' and told[1].facts['names'] == ['a']
 
 
@@ -190,21 +238,21 @@ def test_a_flag_is_said_where_no_cost_is_known():
 
 
 def test_a_malicious_server_sees_what_a_curious_one_sees():
-  told = deploy.advice([NONE, entry('a', 20, malicious=0), entry('b', 3, malicious=9)])
+  told = deploy.advice([OPEN, entry('a', 20, malicious=0), entry('b', 3, malicious=9)])
   assert [one.facts['best'] for one in told] == ['b', 'b'] and [one.facts['count'] for one in told] == [3, 9]
-  told = deploy.advice([NONE, entry('a', 20, malicious=0)])
+  told = deploy.advice([OPEN, entry('a', 20, malicious=0)])
   assert [one.facts['count'] for one in told] == [20, 20]
 
 
 def test_a_malicious_server_is_not_judged_by_attacks_of_a_curious_one_that_failed():
   lost, other = entry('a', 0, malicious=0), entry('b', 3, malicious=3)
   lost['honest']['failed'] = 39
-  assert names(NONE, lost, other) == [
-    'shown_honest', 'inconclusive_honest', 'shown_malicious', 'inconclusive_malicious',
+  assert names(OPEN, lost, other) == [
+    'undecided_honest', 'inconclusive_honest', 'undecided_malicious', 'inconclusive_malicious',
   ]  # fmt: skip
   shows = entry('a', 0, malicious=20)
   shows['honest']['failed'] = 39  # what the malicious server shows is evidence
-  assert [one.facts.get('best') for one in deploy.advice([NONE, shows])] == [None, 'a']
+  assert [one.facts.get('best') for one in deploy.advice([OPEN, shows])] == [None, 'a']
 
 
 def test_a_task_on_which_no_attack_works_says_so():
@@ -213,7 +261,7 @@ def test_a_task_on_which_no_attack_works_says_so():
 
 
 def test_a_tie_under_a_malicious_server_goes_to_who_hides_more_from_a_curious_one():
-  told = deploy.advice([NONE, entry('a', 20, malicious=0), entry('b', 3, malicious=0)])
+  told = deploy.advice([OPEN, entry('a', 20, malicious=0), entry('b', 3, malicious=0)])
   assert [one.facts['best'] for one in told] == ['b', 'b']
 
 
@@ -233,17 +281,17 @@ def test_a_tie_goes_to_who_hides_more_at_the_other_levels_and_then_to_the_cheape
 
 
 def test_a_list_of_candidates_needs_no_picture():
-  assert names(NONE, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
-  mixed = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 0, n=9, likelihood=9)])[-1]
+  assert names(LISTED, entry('a', 0, likelihood=40), entry('b', 0, likelihood=40))[-1] == 'everyone'
+  mixed = deploy.advice([LISTED, entry('a', 0, likelihood=40), entry('b', 0, n=9, likelihood=9)])[-1]
   assert 'the likelihood finds each of at least 9 originals' in str(mixed)
-  told = deploy.advice([NONE, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
+  told = deploy.advice([LISTED, entry('a', 0, likelihood=40), entry('b', 5, likelihood=12)])[-1]
   assert told.name == 'deploy.listed' and told.facts['best'] == 'b' and 'finds 12 of 40 originals' in str(told)
 
 
 def test_a_few_lucky_originals_do_not_hide_best():
   """0 of 4 allow up to 60 %, 2 of 400 allow 2 %; it was the former that was named."""
   entries = [entry('few', 0, 4, likelihood=0), entry('many', 0, 400, likelihood=2)]
-  told = deploy.advice([NONE, *entries])[-1]
+  told = deploy.advice([LISTED, *entries])[-1]
   assert told.name == 'deploy.listed' and told.facts['best'] == 'many'
   blind = entry('none', 40, cost=None, likelihood=0)
   assert not any('listed' in one.name for one in deploy.advice([blind, *entries]))

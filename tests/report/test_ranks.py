@@ -41,6 +41,15 @@ def test_seeds_of_the_same_images_are_no_more_images():
   assert ranks(others) == [rank for rank in ((1, 1), (2, 2), (3, 3)) for _ in range(4)]
 
 
+def test_seeds_of_fewer_uploads_take_the_first_images_of_one_split():
+  fewer = [
+    {**entry(name, count, n), 'seed': seed, 'fingerprints': {'data': f'first {n}'}}
+    for name, counts in (('a', (15, 14)), ('b', (23, 21)))
+    for seed, (count, n) in enumerate(zip(counts, (50, 45), strict=True))
+  ]
+  assert differ(29, 95, 44, 95) and ranks(fewer) == [(1, 2)] * 4
+
+
 @pytest.mark.parametrize(
   'other',
   [

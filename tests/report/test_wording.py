@@ -83,8 +83,9 @@ def test_settings_of_one_class_and_one_control_run():
 
 
 def test_upper_bounds_are_rounded_up_and_what_was_given_keeps_its_digits():
-  of = {'best': 'a', 'cost': '0.0 points', 'n': 50}
-  assert 'which allows up to 7.2 %.' in said('deploy.undecided_honest', **of, most=0.0711)
+  of = {'best': 'a', 'cost': '0.0 points', 'n': 50, 'count': 0}
+  seen = {'success_low': 0.0, 'success_high': 0.0711}
+  assert 'recognisable (0–8 %).' in said('deploy.undecided_honest', **of, range=seen)
   assert 'by chance in at most 0.41 % of' in said('findings.more_attackers', most=3, one_in=741, chance=300 / 741)
   assert 'probability of at most 0.12 %.' in said('findings.anytime', rate=0.0012)
   assert 'of at most 5.0 %.' in said('findings.anytime', rate=0.05)
