@@ -13,13 +13,13 @@ import os
 import gradleak as gl
 from gradleak import registry, report
 from launch import _audited, _program
-from launch._flags import Flags
+from launch._flags import NETWORK, Flags
 
 _GIVEN = Flags()
 with _program.group('what is attacked'):
   _GIVEN.shared(
     *('dataset', 'split', *_audited.OPTIONS, 'trials', 'public'),
-    *('model', 'init', 'weights', 'seed'),
+    *(*NETWORK, 'init', 'weights', 'seed'),
   )
   _GIVEN.integer('rounds_before', 0, 'Rounds of training on the public samples before.')
 with _program.group('client'):
@@ -37,9 +37,7 @@ def main(_):
   _GIVEN.configure()
   defenses = registry.defenses(_GIVEN.defenses)
   dataset, public = _audited.load(_GIVEN)
-  model = gl.models.create(
-    _GIVEN.model, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known
-  )
+  model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.samples.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
   found = gl.identify(
     key,

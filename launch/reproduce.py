@@ -18,7 +18,7 @@ the tables of `--all`. Pages of what is stored are made by `--pages`.
 
 With `--dry_run`, nothing is computed and no data are needed. Every program of the tables is traced and its operations
 are counted, which takes minutes. The hours follow from rates that are measured here, or from `--rate`. Forecasts are
-kept in the work directory, and `--all` runs the tables of fewer hours first.
+kept in the work directory, and `--all` runs the tables of fewer operations first.
 """
 
 import gc
