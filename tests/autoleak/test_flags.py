@@ -154,6 +154,12 @@ def test_an_objective_without_gradient_is_flagged(digits):
   assert not any(said.startswith(flags.UNCHANGED) for said in none)
 
 
+@pytest.mark.parametrize(('ended', 'stuck'), [(1.0, True), (0.2, False), (1.7, False)])
+def test_an_objective_that_rose_has_moved(ended, stuck):
+  rows = [{'objective_start': 1.0, 'objective': end, 'steps': 5, 'diverged': False} for end in (1.0, ended)]
+  assert flags._stuck(rows) == stuck
+
+
 def test_an_undefended_attack_that_fails_is_flagged_with_how_noise_turns_the_update(scenario):
   (fails,) = flags.of_undefended(jax.random.key(0), scenario, [row(), row()], 1)
   turned = gl.federated.roughness(

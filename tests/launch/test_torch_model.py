@@ -126,6 +126,11 @@ def test_programs_of_all_samples_take_all_flags_of_reading_them(program):
   assert missing <= {'limit'}
 
 
+@pytest.mark.parametrize('program', ['attack', 'audit', 'autoleak', 'epsilon', 'identify', 'sensitivity', 'train'])
+def test_programs_of_one_network_take_those_of_pytorch(program):
+  assert {*_flags.NETWORK} <= {*programs._load(program)[0]._GIVEN.defined()}
+
+
 def test_what_repeats_an_entry_names_no_other_network():
   """A network of PyTorch has neither --model nor --init, and both are refused beside it."""
   module, flags = programs._load('autoleak')
