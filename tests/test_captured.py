@@ -577,7 +577,10 @@ class Tensor:
     return np.asarray(self.values, dtype)
 
 
-@pytest.mark.parametrize('form', ['dictionary', 'nested', 'list', 'savez', 'torch list', 'tensors', 'tree'])
+FORMS = ('dictionary', 'nested', 'list', 'savez', 'torch list', 'tensors', 'tree', 'frozen')
+
+
+@pytest.mark.parametrize('form', FORMS)
 def test_every_form_in_which_a_framework_has_an_update(form, dense, tmp_path):
   update = dense.update()
   by_name, arrays = state_dict(update), list(state_dict(update).values())
@@ -591,9 +594,15 @@ def test_every_form_in_which_a_framework_has_an_update(form, dense, tmp_path):
     'torch list': torch_list(arrays, tmp_path / 'update.pt'),
     'tensors': {name: Tensor(x) for name, x in by_name.items()},
     'tree': update,
+    'frozen': {**by_name, 'Dense_9.kernel': None},  # as `parameter.grad` has it
   }[form]
   read = gl.read_update(what, dense.model, dense.variables)
   jax.tree.map(np.testing.assert_array_equal, read, update)
+
+
+def test_a_network_for_series_is_told_what_it_can_be_attacked_on(dense):
+  with pytest.raises(gl.UsageError, match='takes samples of 2 axes, and images have 3: no kind of samples has as many'):
+    gl.attack(jax.random.key(0), dense.model._replace(axes=2), dense.variables, dense.update(), progress='none')
 
 
 def test_short_floats_are_read_and_quantised_values_refused(dense, tmp_path):

@@ -20,6 +20,7 @@ from gradleak.federated import ClientSettings
 from gradleak.models import Model
 
 AGREES = 1e-3  # relative difference of two updates up to which they are of the same training
+CLOSE = 1e-4  # and up to which a rate of four digits, or rounding, explains it
 REPEATS = 1e-6  # and of two calls of a client that draws nothing
 _TRIED = 4  # how often a change that stands for rounding is drawn
 _SPREAD, _MOST = 3.0, 0.1  # times what they do to a tensor, and relative difference: what rounding explains at most
@@ -626,7 +627,11 @@ def _agreed(difference: float, why: str) -> str:
 def _told(difference: float, found: list[Explanation], rounding: Rounding) -> str:
   if found:
     several = ' or '.join(one.words for one in found)
-    return f'The updates differ by {difference:.2g} of the norm. They agree with {several}{_but_for(rounding)}.'
+    told = f'The updates differ by {difference:.2g} of the norm. They agree with {several}{_but_for(rounding)}.'
+    least = min(one.difference for one in found)
+    if rounding != ROUNDINGS[0] or not CLOSE < least <= AGREES:
+      return told
+    return f'{told} They still differ by {least:.1e}: a setting that was not tried may be the right one.'
   return (
     f'The simulated client is another: the updates differ by {difference:.2g} of the norm, and no setting that was '
     'tried explains it. Attacks that simulate this client compare with the wrong update.'

@@ -4,6 +4,7 @@ PyTorch is imported where a module is given, and nowhere else in gradleak.
 """
 
 import contextlib
+import copy
 import io
 import logging
 import textwrap
@@ -95,11 +96,16 @@ def from_torch(
     channels = [errors.host_array(what, values) for what, values in (('mean', mean), ('std', std))]
     if any(one.shape != (shape[-1],) for one in channels) or len(shape) != 3:
       raise errors.UsageError(
-        f'mean and std are one number for each channel of an image, and samples have shape {shape}'
+        f'mean and std are sequences of one number for each channel of an image; samples have shape {shape}, mean '
+        f'{channels[0].shape} and std {channels[1].shape}'
       )
+    if not np.isfinite(channels).all() or not np.all(channels[1] > 0):
+      raise errors.UsageError(f'mean is {mean} and std {std}, expected finite numbers, and those of std above zero')
     normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   samples = torch.from_numpy(np.array(_normalised(given, normalisation)))
+  torch_modules.check_runs(torch, module, _to_torch(samples), name)
+  unchanged = copy.deepcopy(module) if check else None  # an export may leave its own tensors in a module
   apart = [part for part, one in module.named_modules() if not one.training] if module.training else []
   modes = [_exported(torch, module, _to_torch(samples), train, name) for train in (True, False)]
   _check_parts(torch, module, _to_torch(samples), apart, modes[0], name)
@@ -117,7 +123,7 @@ def from_torch(
     def watched(variables: Tree, samples: jax.Array, train: bool, watch: Callable[[Step, Any], None]) -> Any:
       return _values(network, variables, samples, train, None, watch)
 
-    torch_check.check(torch, module, _to_torch(samples), model, variables, given, watched)
+    torch_check.check(torch, unchanged, _to_torch(samples), model, variables, given, watched)
   return model, variables
 
 
@@ -299,10 +305,11 @@ def _silent() -> Iterator[None]:
 def _not_exported(error: Exception, name: str, samples: Any) -> errors.UsageError:
   """Returns the error that says why a module is not exported."""
   text = f'{type(error).__name__}: {error}'.partition('Caused by')[0]
+  branch = any(part in text.lower() for part in ('data-dependent', 'data dependent', 'guard'))
+  needs = '. It needs a network without branches on values, such as that of BatchNorm with momentum=None'
   return errors.UsageError(
     f'torch.export does not export the module {name!r} for inputs of shape {tuple(samples.shape)} in PyTorch: '
-    f'{textwrap.shorten(text, 300, placeholder=" …")}. It needs a network without branches on values, such as that of '
-    'BatchNorm with momentum=None'
+    f'{textwrap.shorten(text, 300, placeholder=" …")}{needs if branch else ""}'
   )
 
 
@@ -339,6 +346,10 @@ def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
           'persistent=True'
         )
       changed[names[spec.target]] = places[node]
+    elif spec.kind.name == 'PARAMETER_MUTATION':
+      raise errors.UsageError(
+        f'the module {name!r} changes its parameter {spec.target} when it is called: do that after a step of training'
+      )
     elif spec.kind == kind.OutputKind.USER_OUTPUT:
       if output is not None or node is None or 'val' not in getattr(node, 'meta', {}):
         raise errors.UsageError(

@@ -50,9 +50,10 @@ def check(
   with jax.enable_x64(dtype == np.float64):
     variables, samples = jax.tree.map(lambda x: _to(np.asarray(x), dtype), (variables, samples))
     inputs = inputs.to(getattr(torch, dtype.name)) if inputs.is_floating_point() else inputs
-    before = dict(torch_modules.numbers(module))
+    before, fresh = dict(torch_modules.numbers(module)), copy.deepcopy(module)  # which may keep tensors of a pass
     for train in (False, True):
       _check_mode(torch, module, inputs, model, variables, samples, train, watched)
+      _check_one_sample(torch, fresh, inputs, model, variables, samples, train)
   for attribute, value in torch_modules.numbers(module):
     if before.get(attribute, value) != value:
       raise errors.UsageError(
@@ -89,7 +90,6 @@ def _check_mode(
   """Raises the errors of `check` in one mode."""
   assert model.layout is not None
   mode = f'in {"training" if train else "evaluation"}'
-  fresh = copy.deepcopy(module)
   logits, outputs, gradients, after = _theirs(torch, module, inputs, train, model.name)
   found, ours, changed = _ours(model, variables, samples, train, logits)
   if not _near(found, logits):
@@ -100,20 +100,26 @@ def _check_mode(
     )
   whole = np.sqrt(sum(float(np.sum(np.square(one, dtype=np.float64))) for one in gradients.values()))
   named = model.layout.to_theirs({'params': ours})
-  apart = [name for name, one in gradients.items() if name in named and not _near(named[name], one, _LEAST * whole)]
+  pairs = {name: (named.get(name, np.zeros_like(one)), one) for name, one in gradients.items()}
+  apart = [name for name, pair in pairs.items() if not _near(*pair, _LEAST * whole)]
   if apart:  # a gradient departs backward: the last layer comes first
     layers = [name for layer in model.layers(samples.shape[1:]) for name in map('.'.join, layer.paths)]  # type: ignore[misc]
-    first = max(apart, key=layers.index)
+    first = max(apart, key=lambda name: layers.index(name) if name in layers else len(layers))
+    if not (np.any(pairs[first][0]) and np.any(pairs[first][1])):
+      trained = 'the module' if np.any(pairs[first][1]) else 'the model'
+      raise errors.UsageError(
+        f'{trained} alone has a gradient of {first} {mode}, which the forward pass of {model.name!r} changes or '
+        f'switches off: do that outside of it. {_ANYWAY}'
+      )
     raise errors.UsageError(
       f'the gradient of the model departs from that of the module {model.name!r} {mode}, first in {first}: by '
-      f'{_relative(named[first], gradients[first]):.1e} of its norm. {_ANYWAY}'
+      f'{_relative(*pairs[first]):.1e} of its norm. {_ANYWAY}'
     )
   for name, values in (model.layout.to_theirs({'batch_stats': changed}) if train else {}).items():
     if not _near(values, after[name], 1e-3):
       raise errors.UsageError(
         f'the model departs from the module {model.name!r} in {name} after a step of training. {_ANYWAY}'
       )
-  _check_one_sample(torch, fresh, inputs, model, variables, samples, train)
 
 
 def _check_one_sample(
@@ -182,7 +188,6 @@ def _theirs(torch: Any, module: Any, inputs: Any, train: bool, name: str) -> tup
   gradients = {
     name: np.zeros(one.shape) if one.grad is None else one.grad.to_dense().numpy().copy()
     for name, one in module.named_parameters()
-    if one.requires_grad
   }
   after = {name: one.detach().numpy().copy() for name, one in module.state_dict().items()}
   return logits.detach().numpy(), outputs, gradients, after

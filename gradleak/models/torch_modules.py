@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import random
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +19,8 @@ def copied(torch: Any, module: Any) -> Any:
 
   Raises:
     UsageError: for what is no module; for lazy modules without a shape; for parameters of other types than float32,
-      with hooks of their own, or that share memory with other tensors; and for a module that cannot be copied.
+      with hooks of their own, or that share memory with other tensors; for complex or bfloat16 buffers; and for a
+      module that cannot be copied.
   """
   if not isinstance(module, torch.nn.Module):
     raise errors.UsageError(
@@ -35,14 +38,42 @@ def copied(torch: Any, module: Any) -> Any:
       raise errors.UsageError(f'the parameter {name} is {parameter.dtype}, expected torch.float32: call module.float()')
     if parameter._backward_hooks or getattr(parameter, '_post_accumulate_grad_hooks', None):
       raise errors.UsageError(f'the parameter {name} has a hook on its gradient, which a model has not: remove it')
+  for name, buffer in module.named_buffers():
+    if buffer.is_complex() or buffer.dtype == torch.bfloat16:
+      raise errors.UsageError(f'the buffer {name} is {buffer.dtype}, expected real numbers other than bfloat16')
   _check_memory(module)
+  kept = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+  held = {id(value): value.detach().clone() for value in kept if not value.is_leaf}  # of a pass that is over
   try:
-    return copy.deepcopy(module).cpu()
+    return copy.deepcopy(module, held).cpu()
   except Exception as error:  # a user's network may raise anything
     raise errors.UsageError(
       f'the module {type(module).__name__} cannot be copied to the CPU ({errors.shown(str(error))}): give one whose '
-      'parameters hold values, pruned weights made permanent by torch.nn.utils.prune.remove'
+      'parameters hold values, and that keeps no results of a forward pass'
     ) from error
+
+
+def check_runs(torch: Any, module: Any, samples: Any, name: str) -> None:
+  """Raises `UsageError` where a module fails on its samples, or draws from generators other than PyTorch's."""
+  for train in (False, True):
+    one = copy.deepcopy(module).train(train)
+    before = random.getstate(), np.random.get_state()
+    try:
+      with torch.random.fork_rng(devices=[]):
+        one(samples)
+    except Exception as error:  # a user's network may raise anything
+      if train:  # BatchNorm does not train on one value per channel; an export says what is wrong
+        continue
+      raise errors.UsageError(
+        f'the module {name!r} fails on the example, in PyTorch {samples.dtype} of shape {tuple(samples.shape)} '
+        f'({textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" …")}). Tensors of images are '
+        '[N, C, H, W], arrays of them [N, H, W, C], and integers are ids of tokens'
+      ) from error
+    if repr(before) != repr((random.getstate(), np.random.get_state())):
+      raise errors.UsageError(
+        f"the module {name!r} draws from Python's or NumPy's random numbers when it is called, which an export takes "
+        'for constants: draw by torch.nn.functional.dropout or torch.bernoulli'
+      )
 
 
 def _check_memory(module: Any) -> None:

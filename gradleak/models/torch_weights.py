@@ -374,6 +374,8 @@ def _state_dict(content: Any) -> dict[str, np.ndarray]:
       and all(isinstance(name, str) and isinstance(each, (_Tensor, np.ndarray)) for name, each in value.items())
     )
 
+  if isinstance(content, dict):
+    content = {name: value for name, value in content.items() if value is not None}  # `grad` of no gradient
   if isinstance(content, list | tuple) and content:
     content = {f'arr_{i}': each for i, each in enumerate(content)}
   if not is_one(content):

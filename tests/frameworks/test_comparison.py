@@ -191,6 +191,13 @@ def test_what_is_no_rounding_is_not_taken_for_it(model, variables):
     assert not comparison._rounded(sent, variables, longer, IMAGES, LABELS, rounding)
 
 
+@pytest.mark.parametrize(('difference', 'said'), [(1.5e-7, False), (7.4e-4, True), (5e-3, False)])
+def test_what_nearly_agrees_says_by_how_much_it_does_not(difference, said):
+  one = comparison.Explanation('learning_rate=0.05', difference, {'learning_rate': 0.05})  # 5e-3: by rounding of Adam
+  text = comparison._told(0.3, [one], comparison.ROUNDINGS[0])
+  assert 'They agree with learning_rate=0.05.' in text and ('They still differ by 7.4e-04' in text) is said
+
+
 @pytest.mark.long
 def test_a_clipped_update_is_told_from_a_wrong_rate(check):
   def clipped(update):

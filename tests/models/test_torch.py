@@ -1,6 +1,7 @@
 """Networks of PyTorch as models: the same logits, gradients and steps of training as PyTorch's."""
 
 import copy
+import random
 import re
 
 import jax
@@ -686,6 +687,45 @@ def pruned():
   return net
 
 
+def constrained(net, x):
+  with torch.no_grad():
+    net.fc.weight.copy_(torch.renorm(net.fc.weight, 2, 0, 0.3))
+  return net.fc(x)
+
+
+def freezing(net, x):
+  net.other.requires_grad_(False)
+  return net.fc(x) + net.other(x)
+
+
+def keeping(net, x):
+  net.last = torch.relu(net.fc(x))
+  return net.last
+
+
+def called(module):
+  module(images(4, 6))
+  return module
+
+
+@pytest.mark.filterwarnings('ignore:.*weight_norm. is deprecated:FutureWarning')
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda: Net(keeping),
+    lambda: called(Net(keeping)),
+    lambda: nn.utils.weight_norm(nn.Linear(6, 3)),
+    pytest.param(lambda: called(pruned()), id='pruned'),
+  ],
+)
+def test_tensors_that_a_pass_leaves_are_no_part_of_a_network(make):
+  module = make()
+  model, variables = gl.models.from_torch(module, images(4, 6))
+  np.testing.assert_allclose(
+    model.apply(variables, images(3, 6).numpy())[0], module(images(3, 6)).detach().numpy(), atol=1e-6
+  )
+
+
 def places_of_maxima(x):
   return nn.functional.max_pool2d(x, (1, 2), return_indices=True)[1].flatten(1)
 
@@ -701,7 +741,19 @@ def places_of_maxima(x):
     (lambda: Net(counting), 'changes its attribute calls when it is called'),
     (in_one_memory, 'fc.weight and other.weight are two tensors in the same memory'),
     (hooked, 'the parameter fc.weight has a hook on its gradient'),
-    (pruned, 'cannot be copied to the CPU'),
+    (lambda: Net(constrained), 'changes its parameter fc.weight|the module alone has a gradient of fc.weight'),
+    (lambda: Net(freezing, other=nn.Linear(6, 3)), 'the model alone has a gradient of other.'),
+    (lambda: Net(lambda net, x: net.fc(x) * (random.random() > 1e-9)), "draws from Python's or NumPy's random numbers"),
+    (lambda: Net(lambda net, x: net.fc(x) + np.random.rand() * 0), "draws from Python's or NumPy's random numbers"),
+    (
+      lambda: Net(lambda net, x: net.fc(x), table=torch.ones(3, dtype=torch.cfloat)),
+      'the buffer table is torch.complex64',
+    ),
+    (
+      lambda: Net(lambda net, x: net.fc(x), scale=torch.ones(3, dtype=torch.bfloat16)),
+      'the buffer scale is torch.bfloat16',
+    ),
+    (lambda: Net(lambda net, x: net.fc(x[:, :5])), 'fails on the example, in PyTorch torch.float32 of shape'),
     (lambda: nn.Linear(6, 3, device='meta'), 'cannot be copied to the CPU'),
     (lambda: Net(lambda net, x: net.fc(x).sum()), r'returns \(\) for 4 samples'),
     (lambda: Net(lambda net, x: net.fc(x).t()), r'returns \(3, 4\) for 4 samples'),
@@ -872,14 +924,21 @@ def test_bad_arguments_are_refused_with_a_sentence():
     ((nn.Linear, x), 'takes an instance of torch.nn.Module'),
     ((copy.deepcopy(module).half(), x), 'the parameter conv.weight is torch.float16, expected torch.float32'),
     ((module, x > 0), 'expected samples'),
-    ((module, x.numpy()), 'does not export'),
+    ((module, x.numpy()), r'fails on the example, .* Tensors of images are \[N, C, H, W\], arrays'),
+    ((module, (255 * x).to(torch.uint8)), 'fails on the example, .* integers are ids of tokens'),
   ):
     with pytest.raises(gl.UsageError, match=part):
       gl.models.from_torch(*arguments)
   with pytest.raises(gl.UsageError, match='mean and std together'):
     gl.models.from_torch(module, x, mean=(0, 0, 0))
-  with pytest.raises(gl.UsageError, match='one number for each channel'):
-    gl.models.from_torch(module, x, mean=(0,), std=(1,))
+  for mean, std, part in (
+    ((0,), (1,), r'one number for each channel of an image; .* mean \(1,\)'),
+    (0.5, 0.5, r'one number for each channel of an image; .* mean \(\)'),
+    ((0, 0, 0), (1, 0, 1), 'finite numbers, and those of std above zero'),
+    ((np.nan, 0, 0), (1, 1, 1), 'finite numbers, and those of std above zero'),
+  ):
+    with pytest.raises(gl.UsageError, match=part):
+      gl.models.from_torch(module, x, mean=mean, std=std)
   model, variables = gl.models.from_torch(module, ours(x), check=False)  # our layout of images is known by its type
   with pytest.raises(gl.UsageError, match=r'exported for samples of shape \(8, 8, 3\), got \(4, 4, 3\)'):
     model.init(jax.random.key(0), (4, 4, 3))

@@ -201,6 +201,8 @@ def test_a_checkpoint_may_hold_its_weights_beside_plain_values(tmp_path):
   path = tmp_path / 'checkpoint.pt'
   path.write_bytes(zipped(dictionary({'epoch': number(3), 'state_dict': dictionary(pickles)}), storages))
   np.testing.assert_array_equal(torch_weights.read(path)['w'], [1, 2])
+  path.write_bytes(zipped(dictionary({**pickles, 'frozen': b'N'}), storages))  # the `grad` of no gradient
+  assert list(torch_weights.read(path)) == ['w']
   both = {'model': dictionary(pickles), 'average': dictionary(pickles)}
   path.write_bytes(zipped(dictionary(both), storages))
   with pytest.raises(errors.UsageError, match='2 sets of tensors: model, average'):

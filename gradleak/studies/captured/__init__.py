@@ -222,9 +222,12 @@ def _shape(model: Model, variables: Mapping, sample_shape: Any, kind: Modality) 
   """Returns the shape of one sample, checked, or derived where it is not given."""
   errors.check_instance('modality', kind, Modality, 'a gradleak.modalities.Modality')
   if model.axes not in (None, kind.axes):
+    known = model.axes in (1, 3)  # of rows and texts, and of images
+    fit = 'give modality=gradleak.modalities.of_config(dataset.settings) of what the client trains on'
+    none = 'no kind of samples has as many; a series is an image of one row, for a network that reshapes it'
     raise errors.UsageError(
-      f'the model {model.name!r} takes samples of {model.axes} axes, and {kind.noun[1]} have {kind.axes}: give '
-      'modality=gradleak.modalities.of_config(dataset.settings) of what the client trains on'
+      f'the model {model.name!r} takes samples of {model.axes} axes, and {kind.noun[1]} have {kind.axes}: '
+      f'{fit if known else none}'
     )
   if sample_shape is None:
     return derived_sample_shape(model, variables, kind)

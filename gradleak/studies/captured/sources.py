@@ -26,7 +26,7 @@ def read(what: Any, kind: str) -> dict[str, np.ndarray]:
 
   Args:
     what: the path of a file; a mapping of names to arrays, or to further such mappings; or a list of arrays. Arrays may
-      be tensors of PyTorch.
+      be tensors of PyTorch. A name of None, as the `grad` of a parameter that is not trained, is left out.
     kind: 'update' or so, for errors.
 
   Raises:
@@ -41,7 +41,8 @@ def read(what: Any, kind: str) -> dict[str, np.ndarray]:
     _check_numbers(kind, arrays)
     return arrays
   if isinstance(what, Mapping):
-    found = torch_weights.unique(('.'.join(path), value) for path, value in _flat(what))
+    named = (('.'.join(path), value) for path, value in _flat(what))
+    found = torch_weights.unique((name, value) for name, value in named if value is not None)  # `grad` of no gradient
   elif isinstance(what, list | tuple):
     found = {f'arr_{i}': value for i, value in enumerate(what)}
   else:
