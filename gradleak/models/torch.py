@@ -82,9 +82,10 @@ def from_torch(
     check: whether both networks are compared on the example: logits, gradient, and what a step of training changes.
 
   Raises:
-    UsageError: without PyTorch; for what is no such module; for operations that are not understood, which it names; for
-      a module that takes batches of one size alone, and one in training of which a part in evaluation computes other
-      things; and where both networks differ, with the first layer that does.
+    UsageError: without PyTorch; for what is no such module, or fails on the example; for operations that are not
+      understood, which it names; for a module that takes batches of one size alone, that draws from other generators
+      than PyTorch's, or of which, in training, a part in evaluation computes other things; and where both networks
+      differ, with the first layer that does.
   """
   torch = _torch()
   module = torch_modules.copied(torch, module)
