@@ -105,11 +105,10 @@ def _check_mode(
   if apart:  # a gradient departs backward: the last layer comes first
     layers = [name for layer in model.layers(samples.shape[1:]) for name in map('.'.join, layer.paths)]  # type: ignore[misc]
     first = max(apart, key=lambda name: layers.index(name) if name in layers else len(layers))
-    if not (np.any(pairs[first][0]) and np.any(pairs[first][1])):
-      trained = 'the module' if np.any(pairs[first][1]) else 'the model'
+    if first not in named or not dict(module.named_parameters())[first].requires_grad:
       raise errors.UsageError(
-        f'{trained} alone has a gradient of {first} {mode}, which the forward pass of {model.name!r} changes or '
-        f'switches off: do that outside of it. {_ANYWAY}'
+        f'{"the model" if first in named else "the module"} alone has a gradient of {first} {mode}, which the forward '
+        f'pass of {model.name!r} changes or switches off: do that outside of it. {_ANYWAY}'
       )
     raise errors.UsageError(
       f'the gradient of the model departs from that of the module {model.name!r} {mode}, first in {first}: by '
