@@ -107,7 +107,7 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
   shown += f'costs {facts["cost"]}'
   if facts['equal']:
-    shown += f'; {facts["equal"]} other{"s" if facts["equal"] > 1 else ""} as little'
+    shown += f'; {facts["equal"]} {"others show" if facts["equal"] > 1 else "other shows"} as little'
   return {
     'hidden': f'**deploy** {shown}',
     'flagged': f'{shown}; flagged: {facts.get("flags")}',
