@@ -491,10 +491,17 @@ def _numbers(field: Field, held: list[float], texts: list[str], by_level: Mappin
 
 
 def _moments(values: Sequence[float]) -> tuple[float, float]:
-  """Returns the mean and the deviation; (0, 0) of nothing. Squares of large or small numbers do not leave the range."""
-  unit = max(map(abs, values), default=0.0) or 1.0
-  scaled = np.asarray(values, np.float64) / unit
-  return (unit * float(np.mean(scaled)), unit * float(np.std(scaled))) if values else (0.0, 0.0)
+  """Returns the mean and the deviation; (0, 0) of nothing. Squares of large or small numbers do not leave the range.
+
+  Sums are exact, so that all processors have the same bits.
+  """
+  if not values:
+    return 0.0, 0.0
+  unit = max(map(abs, values)) or 1.0
+  scaled = [value / unit for value in values]
+  mean = math.fsum(scaled) / len(scaled)
+  squares = math.fsum((value - mean) * (value - mean) for value in scaled)
+  return unit * mean, unit * math.sqrt(squares / len(scaled))
 
 
 def _encoded(field: Field, texts: list[str]) -> np.ndarray:

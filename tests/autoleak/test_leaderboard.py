@@ -274,6 +274,14 @@ def test_tasks_seeds_and_trials_have_files_of_their_own(made):
   assert len(names | {leaderboard.name(made['none'])}) == 4
 
 
+def test_the_last_digits_of_a_number_are_no_other_task(made):
+  entry = made[PRUNE]
+  spread = [{'columns': [{'std': value}]} for value in (3.66948187532691, 3.6694818753269094, 3.6695)]
+  tasks = [{**entry['task'], 'more': {**entry['task']['more'], 'schema': one}} for one in spread]
+  one, same, other = (leaderboard.name(checked({**entry, 'task': task}, 'it')) for task in tasks)
+  assert one == same != other
+
+
 def test_an_entry_that_differs_is_not_overwritten(made, tmp_path):
   path = leaderboard.add(tmp_path, made[PRUNE])
   costly = {**made[PRUNE], 'cost': {'points': 2.0, 'source': 'Table 3'}}

@@ -174,6 +174,15 @@ def name(entry: Mapping[str, Any]) -> str:
   return f'{slug}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}'
 
 
+def rounded(value: Any) -> Any:
+  """Returns plain values with floats of 12 digits: the last ones of a column's deviation may be a processor's."""
+  if isinstance(value, dict):
+    return {part: rounded(one) for part, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [rounded(one) for one in value]
+  return float(f'{value:.12g}') if isinstance(value, float) else value
+
+
 def checked(entry: Any, where: str) -> dict[str, Any]:
   """Returns an entry, in the words of today.
 
@@ -199,7 +208,7 @@ def checked(entry: Any, where: str) -> dict[str, Any]:
     )
   if wrong := _misfit(entry, FORM) or _contradiction(entry):
     raise errors.UsageError(f'{where} is no entry of a leaderboard: {wrong}')
-  return entry
+  return entry | {'task': rounded(entry['task'])}
 
 
 def _renewed(value: Any, name: str = '', deep: int = _DEEPEST + 1) -> Any:

@@ -26,7 +26,7 @@ from gradleak.core.storage import (
 from gradleak.modalities import Piece, of_config
 from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
 from gradleak.studies.autoleak.costs import Cost, task_of_entry
-from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of
+from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of, rounded
 from gradleak.studies.identification import EXACT, Identification, IdentificationSettings
 from gradleak.summary import cases, worst
 
@@ -132,7 +132,8 @@ def _task(config: Mapping[str, Any], settings: Collection[str] = ()) -> dict[str
   """Returns the task of a run: what is attacked, without the seed and without `settings` of the run."""
   known = {*_TASK, *_OF_THE_RUN, *settings}
   more = {part: value for part, value in config.items() if part not in known and not part.endswith('_fingerprint')}
-  return {part: config.get(part) for part in _TASK} | {'rounds_before': config.get('rounds_before', 0), 'more': more}
+  task = {part: config.get(part) for part in _TASK} | {'rounds_before': config.get('rounds_before', 0), 'more': more}
+  return rounded(task)
 
 
 def _seen(found: AutoLeak, honest: bool) -> dict[str, dict[str, Any]]:
