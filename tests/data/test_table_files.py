@@ -263,3 +263,12 @@ def test_frames_with_equal_names_are_refused():
     gl.data.table(frame, [0, 1] * 10)
   gaps = pandas.DataFrame({'a': pandas.array([1, 2, None, 4, 5] * 4, dtype='Int64')})
   assert gl.data.table(gaps, [0, 1] * 10).samples.shape[1] == 2
+
+
+def test_moments_of_a_column_are_the_same_bits_in_any_order():
+  """Processors add up in different orders, and a column's moments are part of what a run is."""
+  values = np.random.default_rng(0).lognormal(0.0, 3.0, 2000).tolist()
+  found = {tables._moments(np.random.default_rng(seed).permutation(values).tolist()) for seed in range(8)}
+  assert len(found) == 1
+  np.testing.assert_allclose(found.pop(), (np.mean(values), np.std(values)), rtol=1e-12)
+  assert tables._moments([]) == (0.0, 0.0) and tables._moments([2e300, 4e300]) == (3e300, 1e300)

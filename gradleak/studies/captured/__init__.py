@@ -37,7 +37,7 @@ from gradleak.federated import ClientSettings
 from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.targets import CLASSES, SAMPLES
-from gradleak.modalities import IMAGES, Modality
+from gradleak.modalities import IMAGES, TABLE, TEXT, Modality
 from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, check_variables, outputs_shape
 from gradleak.studies.captured.defaults import Known
@@ -222,7 +222,7 @@ def _shape(model: Model, variables: Mapping, sample_shape: Any, kind: Modality) 
   """Returns the shape of one sample, checked, or derived where it is not given."""
   errors.check_instance('modality', kind, Modality, 'a gradleak.modalities.Modality')
   if model.axes not in (None, kind.axes):
-    known = model.axes in (1, 3)  # of rows and texts, and of images
+    known = model.axes in {one.axes for one in (IMAGES, TABLE, TEXT)}
     fit = 'give modality=gradleak.modalities.of_config(dataset.settings) of what the client trains on'
     none = 'no kind of samples has as many; a series is an image of one row, for a network that reshapes it'
     raise errors.UsageError(
