@@ -57,7 +57,7 @@ def spec(text: str, kind: str) -> Spec:
   if not _NAME.fullmatch(name.strip()) or (bracket and not _is_bracketed(inside)):
     raise errors.UsageError(f'cannot read {what}, expected name or name(setting=value,…)')
   settings: dict[str, Any] = {}
-  for item in filter(None, (item.strip() for item in _split(inside[1:-1], ',', depth=0))):
+  for item in _items(inside[1:-1]):
     key, equals, value = (part.strip() for part in item.partition('='))
     if not equals or not value or not _NAME.fullmatch(key):
       raise errors.UsageError(f'cannot read {errors.shown(item)} in {what}, expected setting=value')
@@ -144,7 +144,7 @@ def _grids(text: str) -> Iterator[tuple[int, int]]:
   for mark, place, depth in marks:
     if mark != '=' or place < behind:
       continue
-    ends = (at for sign, at, deep in marks if at > place and (deep < depth or (deep == depth and sign in ',;+')))
+    ends = (at for sign, at, deep in marks if at > place and (deep < depth or (deep == depth and sign in ',;')))
     start, end = place + 1, next(ends, len(text))
     if len(_split(text[start:end], '|', depth=0)) > 1:
       behind = end
@@ -191,6 +191,12 @@ def _split(text: str, separator: str, depth: int | None = None) -> list[str]:
   return [text[start + 1 : end] for start, end in itertools.pairwise([-1, *places, len(text)])]
 
 
+def _items(text: str) -> list[str]:
+  """Returns what commas separate, stripped; one comma may stand behind the last item."""
+  items = [item.strip() for item in _split(text, ',', depth=0)]
+  return items if items[-1] else items[:-1]
+
+
 def _is_bracketed(text: str) -> bool:
   """Returns whether the parenthesis that a text begins with is closed at its end."""
   closed = [place for mark, place, depth in _marks(text) if mark == ')' and depth == 0]
@@ -204,7 +210,10 @@ def _value(text: str) -> Any:
   if _WORD_IN_QUOTES.fullmatch(text):
     return re.sub(r"""\\(['"\\])""", r'\1', text[1:-1])
   if _is_bracketed(text):
-    return tuple(_value(item) for item in map(str.strip, _split(text[1:-1], ',', depth=0)) if item)
+    items = _items(text[1:-1])
+    if not all(items):
+      raise ValueError('an entry is empty')
+    return tuple(map(_value, items))
   number = _number(text)
   if number is None and ("'" in text or '"' in text):
     raise ValueError('quotes stand around a whole value')
