@@ -441,6 +441,15 @@ def test_times_that_were_cut_off_are_left_out(tmp_path):
   assert [entry['seconds'] for entry in storage.read_times(tmp_path / 'timing.jsonl')] == [1.5, 2.5]
 
 
+def test_a_time_behind_one_that_was_cut_off_counts(tmp_path):
+  storage.append_time(tmp_path / 'timing.jsonl', part='a', seconds=1.5)
+  with open(tmp_path / 'timing.jsonl', 'ab') as file:
+    file.write(b'{"part": "b", "sec')  # the disk was full
+  for part in 'bc':
+    storage.append_time(tmp_path / 'timing.jsonl', part=part, seconds=2.5)
+  assert storage.seconds_of_parts(tmp_path / 'timing.jsonl') == 6.5
+
+
 @pytest.mark.parametrize('content', ['{"group_size": 0}', '{"group_size": "many"}', '{"group_size": true}'])
 def test_speed_settings_are_counts(tmp_path, content):
   open_workdir(tmp_path / 'new')

@@ -292,9 +292,15 @@ def check_sealed(path: Any, advice: str, renewed: Collection[str] = ()) -> bool:
 
 
 def append_time(path: Any, **entry: Any) -> None:
-  """Appends a line to a file of times, which stand apart from rows: these are the same whenever they are made."""
-  with naming(path), open(path, 'a', encoding='utf-8') as file:
-    file.write(json_lines([entry]))
+  """Appends a line to a file of times, which stand apart from rows: these are the same whenever they are made.
+
+  A line that a full disk or a kill cut off is ended first.
+  """
+  with naming(path), open(path, 'ab+') as file:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    cut_off = file.read(1) not in (b'', b'\n')
+    file.write(b'\n' * cut_off + json_lines([entry]).encode('utf-8'))
 
 
 def read_times(path: Any) -> list[dict]:
