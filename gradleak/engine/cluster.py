@@ -26,6 +26,11 @@ CORES = 8  # of a process where nothing else is known
 STORE = 80 * 2**20  # bytes of shared memory of a local Ray, little more than the least that it takes
 POLL = 2.0  # seconds between two looks at the jobs of Slurm
 PATIENCE = (1, 2, 5, 10, 30, 60, 60)  # seconds to wait until the lock of a machine that was lost is free
+# What the array job has of its own: each command is one task, and its files are read.
+_OF_ARRAY = (
+  *('array', 'error', 'nodes', 'ntasks', 'ntasks_per_node', 'open_mode', 'output', 'signal'),
+  *('additional_parameters', 'setup', 'srun_args', 'stderr_to_stdout', 'teardown', 'use_srun'),  # of submitit
+)
 # Ray colours lines that may go to a file, leaves out lines that look alike, and reports on its use. It also kills its
 # workers where other programs fill the memory of a machine.
 _OFF = 'RAY_COLOR_PREFIX', 'RAY_DEDUP_LOGS', 'RAY_USAGE_STATS_ENABLED', 'RAY_memory_monitor_refresh_ms'
@@ -297,6 +302,8 @@ class _Ray:
   def _ended(self, reference: Any) -> Ended:
     try:
       return Ended(*self._ray.get(reference))
+    except self._ray.exceptions.RayTaskError as error:  # no machine is to blame, and none is tried again
+      return Ended(1, '', f'error: the command could not be run: {type(error.cause).__name__}: {error.cause}')
     except self._ray.exceptions.RayError as error:
       return Ended(1, '', f'error: its machine was lost {self._retries + 1} times: {str(error).splitlines()[0]}')
 
@@ -311,6 +318,10 @@ def _slurm(cores: int, gpus: int, retries: int, options: str, logs: Any) -> Iter
     if name in given:
       raise errors.UsageError(f'{name} is given among the options of sbatch: it is what --{flag} says')
     given |= {name: value} if value else {}
+  for name in _OF_ARRAY:
+    if name in given:
+      raise errors.UsageError(f'{name} is given among the options of sbatch: the array job has its own')
+  errors.check_number('time, in minutes, among the options of sbatch', given['time'], low=1, integer=True)
   submitit = _library('submitit', 'slurm')
   import_module('cloudpickle').register_pickle_by_value(sys.modules[__name__])
   try:
@@ -330,6 +341,8 @@ def _options(text: str) -> dict[str, Any]:
     name, sign, value = part.strip().partition('=')
     if not sign or not re.fullmatch(r'[a-z][a-z_-]*', name):
       raise errors.UsageError(f"the options of sbatch are {text!r}, expected such as 'partition=gpu,time=480'")
+    if name.replace('-', '_') in found:
+      raise errors.UsageError(f'the options of sbatch are {text!r}, which give {name} twice')
     found[name.replace('-', '_')] = int(value) if value.isdecimal() else value
   return found
 
@@ -344,7 +357,11 @@ class _Slurm:
 
   def run(self, commands: Sequence[Command], seconds: float | None = None) -> Iterator[tuple[int, Ended]]:
     started = time.monotonic()
-    jobs = self._executor.map_array(_Task(), commands)
+    try:
+      jobs = self._executor.map_array(_Task(), commands)
+    except RuntimeError as error:  # of submitit: what sbatch says
+      said = str(error).splitlines() or ['it does not say why']
+      raise errors.UsageError(f'Slurm takes no job with the options of --slurm: {said[-1]}') from error
     waiting, shown = dict(enumerate(jobs)), [0] * len(jobs)
     try:
       while waiting and (seconds is None or time.monotonic() - started < seconds):

@@ -135,6 +135,10 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     ('slurm', '', 'the cluster slurm needs submitit'),
     ('slurm', 'time=5,cpus_per_task=8', 'cpus_per_task is given among the options of sbatch: it is what --cores says'),
     ('slurm', 'gpus-per-node=2', 'gpus_per_node is given among the options of sbatch: it is what --gpus says'),
+    ('slurm', 'nodes=2', 'nodes is given among the options of sbatch: the array job has its own'),
+    ('slurm', 'time=8:00:00', "time, in minutes, among the options of sbatch is '8:00:00', expected an integer"),
+    ('slurm', 'time=10,partition=gpu,time=20', 'which give time twice'),
+    ('slurm', 'mem-per-cpu=2G,mem_per_cpu=3G', 'which give mem_per_cpu twice'),
   ],
 )
 def test_a_place_that_is_not_there_is_one_sentence(where, options, message, monkeypatch):
@@ -208,6 +212,7 @@ class FakeRay:
 
   class exceptions:
     RayError = type('RayError', (Exception,), {})
+    RayTaskError = type('RayTaskError', (RayError,), {})
 
   def __init__(self, hangs=()):
     self.asked, self.cancelled, self.hangs = [], [], hangs
@@ -260,6 +265,18 @@ def test_tasks_of_ray_end_in_any_order_and_what_is_late_is_stopped(commands):
     assert asked == {
       'name': name, 'num_cpus': 2, 'num_gpus': 1, 'max_retries': 5, 'scheduling_strategy': 'SPREAD'
     }  # fmt: skip
+
+
+def test_a_task_that_fails_says_why_and_no_machine_is_blamed(commands, monkeypatch):
+  def executed(command):
+    error = FakeRay.exceptions.RayTaskError('ray::share 1 of 2()\nTraceback')
+    error.cause = OSError(28, 'No space left on device')
+    raise error
+
+  monkeypatch.setattr(cluster, 'executed', executed)
+  engine = cluster._Ray(FakeRay(), 'ray', [{'CPU': 8.0}], None, None, None, 5)
+  ((_, ended),) = engine.run(commands[:1])
+  assert ended == (1, '', 'error: the command could not be run: OSError: [Errno 28] No space left on device')
 
 
 def test_who_stops_listening_stops_what_runs(commands):

@@ -80,6 +80,15 @@ def test_what_is_late_is_cancelled(slurm, tmp_path):
   assert sorted((tmp_path / 'cancelled').read_text().split()) == ['7_0', '7_1']
 
 
+def test_what_sbatch_refuses_is_one_sentence(slurm, tmp_path):
+  (tmp_path / 'bin' / 'sbatch').write_text('#!/bin/sh\necho "sbatch: error: invalid partition: gpux" >&2\nexit 1\n')
+  with (
+    cluster.connected('slurm', options='partition=gpux', logs=tmp_path / 'logs') as engine,
+    pytest.raises(cluster.errors.UsageError, match='no job with the options of --slurm: sbatch: error: invalid part'),
+  ):
+    list(engine.run(slurm('', 2)))
+
+
 def test_a_task_submits_itself_again_with_the_same_command(slurm):
   (command,) = slurm('', 1)
   again = cluster._Task().checkpoint(command)
