@@ -25,6 +25,7 @@ MEASURES = (
   'sequential', 'profile', 'cache', 'tableak', 'tag',
 )  # fmt: skip
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
+ALIKE = 6  # equal differences that tell two sides apart: by chance, all have one sign in one of 32 cases
 _COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
 
 
@@ -164,8 +165,9 @@ def paired(found: Found, figure: str) -> str:
     return ''
   less = np.subtract(*(side[0] for side in sides))
   mean, low, high = statistics.mean_interval(less)
-  judged = 'a difference' if low > 0 or high < 0 else 'undecided'
-  interval = f' ({low:+.3f} to {high:+.3f})' if len(less) > 1 else ''
+  spread = np.ptp(less) > 1e-9 or len(less) >= ALIKE  # equal values show none
+  judged = 'a difference' if spread and (low > 0 or high < 0) else 'undecided'
+  interval = f' ({low:+.3f} to {high:+.3f})' if spread and len(less) > 1 else ''
   return f'The first less the second, on {len(less)} batches: {mean:+.3f}{interval}, {judged}.'
 
 
@@ -264,7 +266,7 @@ def report(
   print(f'{title}; {repeats} runs in turn; load average {load_average()}', flush=True)
   found = measured(variants, repeats, **given)
   print(table(found, columns))
-  below = f'{notes} Ratios to the first line: of medians, of minima. Load average {load_average()}.'
+  below = f'{notes} Ratios to the first line with figures: of medians, of minima. Load average {load_average()}.'
   print('\n' + textwrap.fill(below.lstrip(), 118))
   return found
 

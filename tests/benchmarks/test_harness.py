@@ -70,6 +70,8 @@ def test_batches_that_two_attack_are_compared_in_pairs():
   )
   assert judged([0.3, 0.8, 0.5, 0.7], even).endswith('+0.000 (-0.130 to +0.130), undecided.')
   assert judged([0.3], [0.2]).endswith('on 1 batches: +0.100, undecided.')
+  assert judged([0.3, 0.8], [0.2, 0.7]).endswith('on 2 batches: +0.100, undecided.')
+  assert judged([0.25] * 6, [0.125] * 6).endswith('on 6 batches: +0.125 (+0.125 to +0.125), a difference.')
   assert harness.paired({'ours': {'cells': [even]}, 'theirs': 'n/a: PyTorch is not installed'}, 'cells') == ''
   heads = [column.head for column in harness.right('cells', 'cells')]
   shown = dict(
