@@ -27,8 +27,9 @@ from gradleak import AuditResult, AuditSettings, ClientSettings, registry, repor
 from gradleak.attacks import AttackMethod
 from gradleak.audit import lanes
 from gradleak.audit import verdict as verdicts
+from gradleak.audit.group import Group
 from gradleak.audit.plan import plan
-from gradleak.audit.uploads import uploads
+from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.views import views
 from gradleak.core import errors, grammar
 from gradleak.core.locks import alone
@@ -252,12 +253,10 @@ class Run(Study):
     data = small.load(data_dir)
     with ledger.times(rounds):
       scenario = small.scenario(data, 0)
-    protections, one = small.protections(scenario, data), np.arange(1)
-    made = plan(jax.random.key(0), scenario, protections, [small.method()], 1, small.settings)
+    made = plan(jax.random.key(0), scenario, small.protections(scenario, data), [small.method()], 1, small.settings)
     together = ledger.group_size(scenario.variables, self.settings.batch_size)
     for group in made.groups:
-      with ledger.times(self.trials, together):
-        sent = uploads(group, one, one, 1)
+      sent = self.rehearsed(group, ledger, together)
       seen = views(group, sent)
       whole = dataclasses.replace(group, num_trials=self.trials, settings=self.settings)
       for variants, few, many in zip(lanes.structures(group), lanes.planned(group), lanes.planned(whole), strict=True):
@@ -271,6 +270,14 @@ class Run(Study):
     if self.more:
       with ledger.times(self.trials):
         small.columns(data, 0)
+
+  def rehearsed(self, group: Group, ledger: Ledger, together: float) -> Uploads:
+    """Returns the uploads of one trial and one control run of a group; the ledger counts those of all."""
+    one, controls = np.arange(1), self.settings.controls
+    with ledger.times(self.trials - controls, together):  # below zero where there are more control runs
+      uploads(group, one, one[:0], 1)
+    with ledger.times(controls, together):  # each with those of a trial, which the first count leaves out
+      return uploads(group, one, one, 1)
 
   def briefly(self) -> tuple[float, Self]:
     """Returns (how many rounds of training it has, the same with one of them)."""

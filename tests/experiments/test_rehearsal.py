@@ -14,6 +14,8 @@ from experiments.experiment import Run
 from experiments.forecast import Forecast, Rates
 from experiments.rehearsal import Ledger, rehearsed
 from gradleak import AuditSettings
+from gradleak.audit.plan import plan
+from gradleak.audit.uploads import uploads
 from gradleak.core import errors
 from gradleak.core.reuse import reusable
 from gradleak.engine import driver
@@ -127,6 +129,26 @@ def test_an_audit_is_counted_for_all_trials_from_one(run):
   assert ledger.total.products == pytest.approx(whole.programs['over_lanes'].products, rel=0.03)
   # An update of each tensor, and views of it, of all lanes.
   assert ledger.kept > 26 * 4 * 64
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(('trials', 'controls'), [(2, 16), (16, 2)])
+def test_uploads_are_counted_by_trials_and_those_of_control_runs_by_their_number(run, trials, controls):
+  run = run.replaced(trials=trials, controls=controls)
+
+  def planned(one):
+    scenario = one.scenario(data := one.load(None), 0)
+    protections = one.protections(scenario, data)
+    return plan(jax.random.key(0), scenario, protections, [one.method()], one.trials, one.settings).groups[0]
+
+  with rehearsed(ledger := Ledger()):
+    group, ledger.total = planned(run.replaced(trials=1, controls=1)), Operations()
+    run.rehearsed(group, ledger, 1)
+  with rehearsed(whole := Ledger()):
+    group, whole.total = planned(run), Operations()
+    uploads(group, np.arange(trials), np.arange(controls), 1)
+  assert ledger.total.products == whole.total.products > 0
+  assert ledger.total.equations == pytest.approx(whole.total.equations, rel=0.02)  # of programs, each once
 
 
 @pytest.mark.long
