@@ -1,6 +1,8 @@
 """Two processes on one work directory: the second is told, unless they share the work."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +72,15 @@ def test_a_call_within_a_call_is_told_and_a_failed_one_lets_go(tmp_path):
     raise KeyboardInterrupt
   with locks.alone(tmp_path / 'new'), locks.alone(None):
     pass
+
+
+def test_a_folder_that_was_removed_and_made_anew_keeps_its_lock(tmp_path):
+  with contextlib.ExitStack() as later:
+    with locks.alone(tmp_path / 'run'):
+      shutil.rmtree(tmp_path / 'run')
+      later.enter_context(locks.alone(tmp_path / 'run'))
+    with pytest.raises(errors.FolderError, match='is in use by'), locks.alone(tmp_path / 'run'):
+      pass
 
 
 def test_one_that_waits_has_the_folder_after_the_other(tmp_path):

@@ -57,7 +57,8 @@ def _held(folder: pathlib.Path, name: str, exclusive: bool, wait: bool) -> Itera
     if file is not None:
       with contextlib.suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the last one of those that share it removes it
-        os.unlink(folder / name)
+        if os.path.samestat(os.fstat(file), os.stat(folder / name)):  # and not that of a folder made since
+          os.unlink(folder / name)
       os.close(file)
 
 
