@@ -64,6 +64,18 @@ def test_processes_that_share_the_work_share_the_folder(held, tmp_path):
       pass
 
 
+def test_shares_of_other_numbers_of_processes_are_not_run_together(held, tmp_path):
+  """Share 2 of 4 is run by rank 0 of 2 as well."""
+  other = held(0, 2)
+  message = f'is in use by process {other.pid} on .*, one of 2 processes, and this is one of 4'
+  with pytest.raises(errors.FolderError, match=message), locks.alone(tmp_path / 'new', (2, 4)):
+    pass
+  assert [path.name for path in (tmp_path / 'new').glob('.lock-*')] == ['.lock-0of2']
+  (tmp_path / 'new' / '.lock-1of3').write_text('process 1 on nowhere')  # left by a kill
+  with locks.alone(tmp_path / 'new', (1, 2)):
+    pass
+
+
 def test_a_call_within_a_call_is_told_and_a_failed_one_lets_go(tmp_path):
   told = pytest.raises(errors.UsageError, match=f'process {os.getpid()}')
   with locks.alone(tmp_path / 'new'), told, locks.alone(tmp_path / 'new'):

@@ -32,7 +32,7 @@ def alone(path: Any, process: tuple[int, int] = (0, 1), wait: bool = False) -> I
   Args:
     path: of the folder; None for none.
     process: (rank, number) of this process among several that share the folder: each rank is held by itself, and the
-      folder by all of them.
+      folder by all of them. They agree in their number, or two ranks of them would be the same share.
     wait: whether to wait for the end of another process, in place of an error.
 
   Raises:
@@ -45,7 +45,30 @@ def alone(path: Any, process: tuple[int, int] = (0, 1), wait: bool = False) -> I
       held.enter_context(_held(folder, _NAME, number == 1, wait))
       if number > 1:
         held.enter_context(_held(folder, f'{_NAME}-{rank}of{number}', True, wait))
+        _check_number(folder, number)
     yield
+
+
+def _check_number(folder: pathlib.Path, number: int) -> None:
+  """Raises `FolderError` where a process has a rank among another number of them."""
+  if fcntl is None:
+    return
+  for path in folder.glob(f'{_NAME}-*of*'):
+    of_others = path.name.rpartition('of')[2]
+    if of_others == str(number):
+      continue
+    with contextlib.suppress(OSError), path.open('rb') as file:  # it is gone, or no file is locked there
+      try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # free again when the file is closed
+      except BlockingIOError:
+        raise errors.FolderError(
+          f'the work directory {folder} {HELD} {_holder(file.fileno())}, one of {of_others} processes, and this is one '
+          f'of {number}: wait for the end of all, or start as many'
+        ) from None
+
+
+def _holder(file: int) -> str:
+  return os.pread(file, 200, 0).decode('utf-8', 'replace') or 'another process'
 
 
 @contextlib.contextmanager
@@ -77,13 +100,13 @@ def _opened(folder: pathlib.Path, name: str, kind: int, wait: bool) -> int | Non
         os.pwrite(file, f'process {os.getpid()} on {platform.node()}'.encode(), 0)
         return file
     except BlockingIOError:
-      holder = os.pread(file, 200, 0).decode('utf-8', 'replace')
+      holder = _holder(file)
       os.close(file)
       if wait:
         time.sleep(_WAIT)
         continue
       raise errors.FolderError(
-        f'the work directory {folder} {HELD} {holder or "another process"}: wait for its end, or choose another'
+        f'the work directory {folder} {HELD} {holder}: wait for its end, or choose another'
       ) from None
     except FileNotFoundError:
       pass  # the one before removed it in between: a new one is needed
