@@ -105,6 +105,23 @@ def test_a_forecast_counts_what_comes_after():
   assert forecast._left(('a', 'x'), done._replace(num_steps=10)) == 5 * 2 + 10 + 50
 
 
+def test_a_forecast_counts_structures_of_one_name_and_all_looks_of_trials_that_stop():
+  planned = {'a': [lanes.Planned('x', 4, 10)] * 3}
+  half, whole = (driver.Progress(step, 10, np.zeros(4), 4, 2, '', None) for step in (5, 10))
+  forecast = _Forecast(planned, 1, None, print)
+  forecast.audit = 'a'
+  assert forecast._left(('a', 'x'), half) == 5 * 4 + 2 * 40
+  forecast('x', whole, None)
+  assert forecast._left(('a', 'x'), half) == 5 * 4 + 40
+  said = []
+  stopping = _Forecast(planned, 1, None, said.append, sequential=True)
+  assert stopping._left(('a', 'x'), half) == 3 * 40 - 5 * 4  # a look of some trials, of which more may come
+  stopping.audit = 'a'
+  for step in (0, 2, 4):
+    stopping('x', half._replace(step=step), None)
+  assert len(said) == 1 and said[0].startswith('at this pace the rest takes at most ')
+
+
 @pytest.mark.long
 def test_it_is_not_run_again(swept, audits):
   _, rows, folder, _ = swept

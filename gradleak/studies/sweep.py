@@ -3,6 +3,7 @@
 import itertools
 import pathlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -88,7 +89,7 @@ def sweep(
   folder = gathering(workdir)
   planned = plan(audits, defenses, attacks, num_trials, given)
   shown = callback(progress)
-  forecast = _Forecast(planned, how.process[1], shown, say)
+  forecast = _Forecast(planned, how.process[1], shown, say, given.sequential)
   say(_in_words(audits, planned, how, given))
   rows, missing = [], []
   for name, (key, scenario) in audits.items():
@@ -153,9 +154,12 @@ class _Forecast:
     processes: int,
     progress: Callable | None,
     say: Callable[[str], Any],
+    sequential: bool = False,
   ) -> None:
     self._planned, self._processes, self._progress, self._say = planned, processes, progress, say
+    self._sequential = sequential  # whether trials stop by what is found: then it says how long the rest takes at most
     self._since: tuple | None = None  # (place, seconds, step) where the timing began
+    self._ended: Counter[tuple[str, str]] = Counter()  # place -> structures of that name that are done
     self._said = False
 
   def __call__(self, attack: str, progress: driver.Progress, objective: np.ndarray) -> None:
@@ -169,8 +173,9 @@ class _Forecast:
     elif self._since[1] is not None and not self._said and progress.step > self._since[2]:
       steps = (progress.step - self._since[2]) * len(progress.objective)
       seconds = (now - self._since[1]) / steps * self._left(place, progress)
-      self._say(f'at this pace the rest takes about {_duration(seconds)}')
+      self._say(f'at this pace the rest takes {"at most" if self._sequential else "about"} {_duration(seconds)}')
       self._said = True
+    self._ended[place] += progress.done
 
   def note(self, text: str) -> None:
     """Passes a line between the attacks on."""
@@ -181,12 +186,17 @@ class _Forecast:
     end(self._progress)
 
   def _left(self, place: tuple[str, str], progress: driver.Progress) -> float:
-    """Returns the steps of all runs that this process has not done yet; those of an audit are done in their order."""
+    """Returns the steps of all runs that this process has not done yet; those of an audit are done in their order.
+
+    Several of its structures may bear one name. Where trials stop, each structure may run in all later looks.
+    """
     names = list(self._planned)
     first, *others = (self._planned[name] for name in names[names.index(place[0]) :])
-    current = max(number for number, structure in enumerate(first) if structure.attack == place[1])
+    alike = [number for number, structure in enumerate(first) if structure.attack == place[1]]
+    current = -1 if self._sequential else alike[min(self._ended[place], len(alike) - 1)]
     rest = [*first[current + 1 :], *itertools.chain(*others)]
-    left: float = (progress.num_steps - progress.step) * len(progress.objective)
+    done = progress.step if self._sequential else progress.step - progress.num_steps
+    left: float = -done * len(progress.objective)
     return left + sum(structure.runs * structure.num_steps for structure in rest) / self._processes
 
 
