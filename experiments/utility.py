@@ -473,6 +473,8 @@ def _trained(run, setting, data, method, trained, seed, folder, mode):
     'method': str(method),
     'seed': seed,
     'data_fingerprint': fingerprint((data.samples.samples, data.samples.targets)),
+    'test_fingerprint': fingerprint((data.tested.samples, data.tested.targets)),
+    **({} if data.public is None else {'public_fingerprint': fingerprint(data.public)}),
   }
   state, rounds = training.train(
     setting.key,

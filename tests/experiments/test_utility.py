@@ -104,6 +104,31 @@ def test_a_difference_in_words():
   assert utility.compared([-11.0]) == '−11.0, beyond noise'
 
 
+def test_a_training_belongs_to_its_test_samples_and_its_public_ones(monkeypatch):
+  class Stopped(Exception):
+    pass
+
+  def train(*given, config, **others):
+    raise Stopped(json.dumps(config, sort_keys=True))
+
+  monkeypatch.setattr(utility.training, 'train', train)
+  data = dataclasses.replace(RUN, public=8).load(None)
+  public, tested, setting = data.public, data.tested, utility.prepare(RUN, data, 0)
+  changes = [
+    {},
+    {'tested': tested._replace(samples=tested.samples[::-1])},
+    {'tested': tested._replace(targets=tested.targets[::-1])},
+    {'public': (public[0][::-1], public[1])},
+    {'public': None},
+  ]
+  configs = set()
+  for change in changes:
+    with pytest.raises(Stopped) as stopped:
+      utility._trained(RUN, setting, data._replace(**change), METHODS['none'], None, 0, 'unused', 'none')
+    configs.add(str(stopped.value))
+  assert len(configs) == len(changes)
+
+
 def test_the_difference_is_to_the_undefended_model():
   rows = [row(900, defense='none'), row(500, defense='DP', epsilon=7.9), row(890, defense='half of the layers')]
   found = {r['defense']: RUN.outcome(Cell('', '', 'accuracy', '', r['defense']), rows) for r in rows}
