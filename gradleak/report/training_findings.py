@@ -91,7 +91,8 @@ def settings(config: Config) -> list[str]:
     batches = part('local_batch_size', ' in batches of {}')
     made.append(said(f'training.{share}', how=how, batches=batches, epochs=config.get('local_epochs') or 1))
   if config.get('server'):
-    weights = {'samples': ', weighted by samples', 'equal': ' with equal weights'}.get(config.get('weighting', ''), '')
+    weighting = 'equal' if config.get('server_noise') else config.get('weighting', '')  # see `simulation.Federation`
+    weights = {'samples': ', weighted by samples', 'equal': ' with equal weights'}.get(weighting, '')
     rate = part('server_learning_rate', ' with learning rate {:g}') + part('server_momentum', ' and momentum {:g}')
     rate += part('server_tau', ' and τ {:g}') if config['server'] == 'adam' else ''
     made.append(said('training.server', server=config['server'], weights=weights, rate=rate))

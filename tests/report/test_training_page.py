@@ -13,7 +13,7 @@ from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.report.frontier import beside, best, cost
 from gradleak.report.partition import summary
 from gradleak.report.training import along
-from gradleak.report.training_findings import cautions, opening
+from gradleak.report.training_findings import cautions, opening, settings
 from gradleak.studies.frontier import Frontier, Leak, Trained
 from gradleak.summary import cases
 from tests.report.facts import methods
@@ -31,6 +31,12 @@ def test_a_cost_lies_in_its_interval():
   one = {'accuracy': 0.9794, 'at_chance': False, 'cost': 0.01, 'cost_low': -0.0177, 'cost_high': 0.0377}
   assert cost(one, base) == 0.01 and beside(one, base) == '0.0 (0.0 to 0.0)'
   assert cost({**one, 'cost': None}, base) == 0.1  # of the figures that are shown
+
+
+def test_noise_at_the_server_is_added_to_an_equal_mean():
+  given = {**CONFIG, 'weighting': 'samples'}
+  assert 'averages the uploads, weighted by samples, and' in ' '.join(settings(given))
+  assert 'averages the uploads with equal weights, and' in ' '.join(settings({**given, 'server_noise': 2.0}))
 
 
 def trained(accuracy, up=1024, rounds=40, seconds_defense=None, stopped=False, epsilon=None, **last):
