@@ -130,7 +130,9 @@ def trained(seed: int, scenario: gl.Scenario) -> gl.Scenario:
   current, previous = earlier(
     key, scenario.client, scenario.variables, *scenario.public, rounds=rounds, clients=clients
   )
-  return scenario.trained(current, previous)
+  known = scenario.settings
+  told = {'start_fingerprint': known['weights_fingerprint']} if rounds > 1 and known.get('weights') else {}
+  return scenario.trained(current, previous).noted(told)
 
 
 def settings(given: Flags) -> gl.AuditSettings:

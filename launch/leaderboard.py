@@ -108,7 +108,7 @@ def _price():
   task = costs.task_of(_GIVEN.costs)
 
   entries = leaderboard.read(_GIVEN.folder).values()
-  same = [entry for entry in entries if task.items() <= costs.task_of_entry(entry).items()]
+  same = [entry for entry in entries if costs.alike(task, costs.task_of_entry(entry))]
   if not same:
     raise errors.UsageError(f'no file of {_GIVEN.folder} is of the task that was trained in {_GIVEN.costs}')
   found = _of_training(task)

@@ -76,11 +76,18 @@ def test_a_cost_is_that_of_what_its_label_means(trained):
       {'server': 'sgd', 'server_learning_rate': 1.0, 'server_momentum': 0.9},
       ' to a server with sgd of rate 1 and momentum 0.9, all',
     ),
+    ({'server_noise': 2.0}, ' to a server with noise of multiplier 2, all'),
+    (
+      {'server': 'sgd', 'server_learning_rate': 0.5, 'server_noise': 2.0},
+      ' to a server with noise of multiplier 2 and sgd of rate 0.5, all',
+    ),
   ],
 )
 def test_a_server_that_does_more_than_add_is_named(trained, served, said):
   trained('none', 0.913, **served)
-  assert said in costs.of_training(trained('outpost', 0.9, **served), TASK)['outpost'].source
+  source = costs.of_training(trained('outpost', 0.9, **served), TASK)['outpost'].source
+  assert said in source
+  assert f'{"with that noise and no defense" if "server_noise" in served else "undefended"} 91.3 %' in source
 
 
 def test_the_number_of_test_samples_bounds_the_figure(trained):
@@ -202,6 +209,28 @@ def test_weights_of_a_file(trained):
   assert cost.points == 10 and cost.source.startswith('one training of 2 rounds from the weights of mine.npz, 3 of 9')
   with pytest.raises(UsageError, match=r'have weights mine\.npz, the entries None'):
     costs.of_training(folder, TASK | {'init': None})
+
+
+@pytest.mark.parametrize(
+  'known',
+  [
+    {'weights_fingerprint': 'a'},
+    {'weights_fingerprint': 'rounded', 'previous_fingerprint': 'a', 'rounds_before': 1},
+    {'weights_fingerprint': 'b', 'previous_fingerprint': 'b', 'start_fingerprint': 'a', 'rounds_before': 3},
+  ],
+)
+def test_files_of_one_name_may_hold_other_weights(trained, known):
+  task = {'model': 'mlp', 'dataset': 'digits', 'weights': 'mine.npz'}
+  for defense, accuracy in (('none', 0.9), ('outpost', 0.8)):
+    folder = trained(defense, accuracy, weights='mine.npz', init=None, weights_fingerprint='a')
+  other = {name: 'c' if value == 'a' else value for name, value in known.items()}
+  unknown = {name: value for name, value in known.items() if value != 'a'}
+  for told in (known, unknown, {**other, 'precision': 'float64'}):  # in float64 the same weights have other bits
+    assert costs.of_training(folder, task | told)['outpost'].points == 10
+  with pytest.raises(UsageError, match=r'have other weights in a file of the name mine\.npz, the entries others'):
+    costs.of_training(folder, task | other)
+  drawn = {'init': 'explicit', 'weights_fingerprint': 'a', 'model': 'mlp', 'dataset': 'digits'}
+  assert costs.start_of(drawn) is None  # of another seed they are others
 
 
 @pytest.mark.parametrize(

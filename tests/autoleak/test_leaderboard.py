@@ -15,7 +15,7 @@ from gradleak.audit.verdict import LEVELS
 from gradleak.core import storage
 from gradleak.report import render_leaderboard, write_leaderboard
 from gradleak.studies.autoleak import leaderboard
-from gradleak.studies.autoleak.costs import Cost
+from gradleak.studies.autoleak.costs import Cost, alike, task_of_entry
 from gradleak.studies.autoleak.entry import checked
 from gradleak.studies.identification import Identification
 from tests.leaderboards import COMMAND, changed, found, rank
@@ -159,6 +159,20 @@ def test_entries_of_one_training_may_be_of_processors_that_round_differently(tmp
   assert said not in render_leaderboard(leaderboard.read(tmp_path))  # that of five uploads stands for both
   leaderboard.add(tmp_path, leaderboard.entries(found(rounds_before=1))[0])
   assert said in render_leaderboard(leaderboard.read(tmp_path))
+
+
+def test_entries_of_one_task_begin_with_the_same_weights_of_a_file(tmp_path):
+  run = functools.partial(found, rounds_before=1, init=None, weights='mine.npz')
+  one, other, former_one = (leaderboard.entries(run(**told))[1] for told in (
+    {'previous_fingerprint': 'a'}, {'previous_fingerprint': 'b', 'seed': 7}, {'seed': 8},
+  ))  # fmt: skip
+  assert one['fingerprints']['start'] == 'a' and 'start' not in former_one['fingerprints']
+  tasks = [task_of_entry(each) for each in (one, other, former_one)]
+  assert [alike(tasks[0], task) for task in tasks] == [True, False, True] == [alike(task, tasks[0]) for task in tasks]
+  assert not leaderboard.compare({**one, 'fingerprints': former_one['fingerprints']}, run(previous_fingerprint='a'))
+  leaderboard.add_all(tmp_path, [one, former_one])
+  with pytest.raises(UsageError, match='are of one task, and of different weights in a file'):
+    leaderboard.add(tmp_path, other)
 
 
 def test_of_one_defense_and_seed_the_entry_of_most_uploads_is_shown(tmp_path):

@@ -10,8 +10,9 @@ from gradleak.federated.chance import at_chance, counted
 from gradleak.federated.training import UNSETTLED, gained, unsettled
 from gradleak.studies.frontier import RESULT, TRAININGS, WRONG
 
-# What a training and the task of its costs have in common; the second ones where both say them.
+# What a training and the task of its costs have in common; the second ones, and `start_of`, where both say them.
 SAME, SAID = ('model', 'dataset', 'init', 'weights'), ('image_shape', 'num_classes', 'loss')
+START = 'start_fingerprint'
 _AGAIN = 'restore it, or remove the folder and give the command of launch/train.py again'
 _OF_A_DEFENSE = ('defense', 'defense_text', 'defense_version', 'epsilon')
 
@@ -62,7 +63,7 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   Args:
     workdir: the work directory of a finished launch/train.py with `none` among its defenses.
     task: of the entries that get the costs: they are of the same model, dataset, and init or file of weights, and of
-      samples of the same shape, classes and loss.
+      samples of the same shape, classes and loss. Files of one name have the same weights, where both are known.
 
   Raises:
     UsageError: if the folder holds no such training, it is not finished, or of another task, or if the undefended model
@@ -72,12 +73,14 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
   bare = found['none']
   if why := bare.at_chance:
     raise errors.UsageError(f'the undefended model in {workdir} is at chance ({why}): no cost can be stated')
-  wanted = dict.fromkeys(SAME) | dict(task)
+  told = {part: value for part, value in task.items() if part != START}
+  wanted = dict.fromkeys(SAME) | told | _started(task)
   for part, trained in _task(bare.config).items():
     if wanted.get(part, trained) != trained:
-      raise errors.UsageError(
-        f'the trainings in {workdir} have {part} {trained}, the entries {wanted[part]}: costs are of one task'
-      )
+      ours, theirs = f'{part} {trained}', wanted[part]
+      if part == START:
+        ours, theirs = f'other weights in a file of the name {bare.config["weights"]}', 'others'
+      raise errors.UsageError(f'the trainings in {workdir} have {ours}, the entries {theirs}: costs are of one task')
   shared = _shared(bare.config)
   for label, one in found.items():
     if _shared(one.config) != shared:
@@ -88,10 +91,11 @@ def of_training(workdir: Any, task: Mapping[str, Any]) -> dict[str, Cost]:
 def _cost(bare: _Ended, one: _Ended) -> Cost:
   """Returns what a defense costs beside the undefended training."""
   reached, last = bare.last['accuracy'], one.last
+  without = 'with that noise and no defense' if bare.config.get('server_noise') else 'undefended'
   points = round(100 * (reached - last['accuracy']), 2)
   source = (
     f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test {one.noun}'
-    f'{_early(one.config, last)}{_lost(one)}, undefended {100 * reached:.1f} %{_still(bare, one)}'
+    f'{_early(one.config, last)}{_lost(one)}, {without} {100 * reached:.1f} %{_still(bare, one)}'
   )
   lost, text = gained(bare.last, bare.wrong, last, one.wrong), one.config.get('defense_text', '')
   if lost is None:
@@ -127,11 +131,35 @@ def task_of(workdir: Any) -> dict[str, Any]:
 
 def task_of_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the task of an entry of a leaderboard, in the parts that `task_of` has."""
-  return _task({**entry['task'], **entry['task']['more']})
+  known = {f'{part}_fingerprint': value for part, value in entry['fingerprints'].items()}
+  return _task({**entry['task'], **entry['task']['more'], **known})
+
+
+def alike(task: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+  """Returns whether two tasks of `task_of` or `task_of_entry` are the same in all that both of them say."""
+  return all(other.get(part, value) == value for part, value in task.items())
+
+
+def start_of(config: Mapping[str, Any]) -> str | None:
+  """Returns the fingerprint of the weights of a file that a run starts from; None where they are drawn, or not known.
+
+  After a round before the audit, they are those that clients were sent before. In float64 they have other bits.
+  """
+  if not config.get('weights') or config.get('precision') == 'float64':
+    return None
+  known = {0: 'weights_fingerprint', 1: 'previous_fingerprint'}.get(config.get('rounds_before', 0), '')
+  return config.get(START) or config.get(known)
 
 
 def _task(config: Mapping[str, Any]) -> dict[str, Any]:
-  return {part: config.get(part) for part in SAME} | {part: config[part] for part in SAID if part in config}
+  same = {part: config.get(part) for part in SAME}
+  return same | {part: config[part] for part in SAID if part in config} | _started(config)
+
+
+def _started(config: Mapping[str, Any]) -> dict[str, str]:
+  """Returns `start_of` by its name, nothing where it is not known."""
+  start = start_of(config)
+  return {} if start is None else {START: start}
 
 
 def _trainings(workdir: Any) -> dict[str, _Ended]:
@@ -216,7 +244,9 @@ def _described(config: Mapping[str, Any]) -> str:
 def _served(config: Mapping[str, Any]) -> str:
   """Returns how the server steps, in words, where it does not add the mean update as it is."""
   name, rate, momentum, tau = (config.get(f'server{part}') for part in ('', '_learning_rate', '_momentum', '_tau'))
-  if name in (None, 'sgd') and rate in (None, 1.0) and not momentum:
-    return ''
-  more = (f' and momentum {momentum:g}' if momentum else '') + (f' and τ {tau:g}' if name == 'adam' and tau else '')
-  return f' to a server with {name} of rate {rate:g}' + more
+  given = [f'noise of multiplier {config["server_noise"]:g}'] if config.get('server_noise') else []
+  if name not in (None, 'sgd') or rate not in (None, 1.0) or momentum:
+    given.append(f'{name} of rate {rate:g}')
+    given += [f'momentum {momentum:g}'] if momentum else []
+    given += [f'τ {tau:g}'] if name == 'adam' and tau else []
+  return f' to a server with {" and ".join(given)}' if given else ''

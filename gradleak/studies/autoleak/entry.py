@@ -153,7 +153,8 @@ FORM = {
     ]
   ),
   'stages': _Optional([{'stage': str, 'seconds': _Within(float, 0), 'skipped': str}]),
-  'fingerprints': dict.fromkeys(FINGERPRINTS, _Maybe(str)),
+  # 'start' is that of the weights of a file, where they are trained before (`costs.start_of`).
+  'fingerprints': {**dict.fromkeys(FINGERPRINTS, _Maybe(str)), 'start': _Optional(str)},
   'rows_sha256': str,
   # Pictures; and of samples that people read, the parts of what was seen.
   'example': {

@@ -25,7 +25,7 @@ from gradleak.core.storage import (
 )
 from gradleak.modalities import Piece, of_config
 from gradleak.studies.autoleak import RESULT, TOLD, AutoLeak, folder_of, gathered, rankings
-from gradleak.studies.autoleak.costs import Cost, task_of_entry
+from gradleak.studies.autoleak.costs import Cost, alike, start_of, task_of_entry
 from gradleak.studies.autoleak.entry import FINGERPRINTS, FORM, FORMAT, checked, name, number_of, rounded
 from gradleak.studies.identification import EXACT, Identification, IdentificationSettings
 from gradleak.summary import cases, worst
@@ -34,7 +34,13 @@ BITS = 'the rows are not the same bits'
 TRAINED = 'the weights, which are trained before, are not the same bits'
 ROUNDED = (BITS, TRAINED)  # how sentences begin that versions and processors explain
 _WORDS = 300  # characters of a reason
-_NAMED = {'data': 'private samples', 'weights': 'weights', 'public': 'public samples', 'gallery': 'galleries'}
+_NAMED = {
+  'data': 'private samples',
+  'weights': 'weights',
+  'public': 'public samples',
+  'gallery': 'galleries',
+  'start': 'weights in a file',
+}
 SIDES = {'honest': 'honest-but-curious server', 'malicious': 'malicious server'}
 _TASK = ('model', 'dataset', 'split', 'init', 'batch_size', 'rounds_before')
 # Entries of an AutoLeak's config that belong to the run, not to the task.
@@ -118,13 +124,15 @@ def entries(
 def _common(found: AutoLeak) -> dict[str, Any]:
   """Returns what all entries of a run have in common."""
   config, versions = found.config, found.versions
+  start = start_of(config) if config.get('rounds_before') else None
   return {
     'format': FORMAT,
     'task': _task(config),
     'seed': config.get('seed'),
     'trials': config['trials'],
     'versions': {'autoleak': config['version'], **{part: versions[part] for part in ('gradleak', 'jax', 'device')}},
-    'fingerprints': {part: config.get(f'{part}_fingerprint') for part in FINGERPRINTS},
+    'fingerprints': {part: config.get(f'{part}_fingerprint') for part in FINGERPRINTS}
+    | ({} if start is None else {'start': start}),
   }
 
 
@@ -310,8 +318,8 @@ def add_all(folder: Any, entries: Sequence[Mapping[str, Any]], replace: bool = F
 
 def _with_known_cost(entry: Mapping[str, Any], held: Mapping[pathlib.Path, Mapping[str, Any]]) -> Mapping[str, Any]:
   """Returns an entry with its cost, that of its file, or that which all of its defense, model and data agree on."""
-  of = entry['text'], task_of_entry(entry)
-  known = {path.stem: one['cost'] for path, one in held.items() if (one['text'], task_of_entry(one)) == of}
+  task, same = task_of_entry(entry), [path for path, one in held.items() if one['text'] == entry['text']]
+  known = {path.stem: held[path]['cost'] for path in same if alike(task, task_of_entry(held[path]))}
   first, *others = list(filter(None, known.values())) or [None]
   agreed = first if all(other == first for other in others) else None
   return {**entry, 'cost': entry['cost'] or known.get(name(entry)) or agreed}
@@ -342,16 +350,17 @@ def _check_fingerprints(entries: Mapping[str, Mapping[str, Any]]) -> None:
 
   Those of other numbers of trials have the same weights; their private samples differ, and with them the gallery. Where
   weights are trained before, their last bits depend on the type of the processor, see `compare`. The public samples of
-  this training are then the same.
+  this training are then the same. So are the weights of a file that it begins with, for all seeds.
   """
   first: dict[str, tuple[str, Any]] = {}
   for file, entry in entries.items():
     if number_of(entry) < 2:
       continue
     trained = bool(entry['task']['rounds_before'])
-    for part in (one for one in FINGERPRINTS if one != 'weights' or not trained):
-      about = [part, entry['task'], entry['seed'], entry['versions']['autoleak']]
-      about += [] if part == ('public' if trained else 'weights') else [entry['trials']]
+    for part in (one for one in entry['fingerprints'] if one != 'weights' or not trained):
+      about = [part, entry['task'], entry['versions']['autoleak']]
+      about += [] if part == 'start' else [entry['seed']]
+      about += [] if part in ('start', 'public' if trained else 'weights') else [entry['trials']]
       other, known = first.setdefault(json.dumps(about, sort_keys=True), (file, entry['fingerprints'][part]))
       if known != entry['fingerprints'][part]:
         raise errors.UsageError(
@@ -383,6 +392,8 @@ def compare(entry: Mapping[str, Any], found: AutoLeak) -> list[str]:
   now = next(one for one in entries(found) if one['defense'] == then['defense'])
   said = _changes(*({**one['task'], **{p: one[p] for p in ('text', 'seed', 'trials')}} for one in (then, now)))
   fingerprints = [dict(one['fingerprints']) for one in (then, now)]
+  for one, other in (fingerprints, fingerprints[::-1]):
+    one.pop('start', None) if 'start' not in other else None  # entries of earlier versions do not say it
   trained = all(one['task']['rounds_before'] for one in (then, now)) and not said
   if trained and len({one.pop('weights') for one in fingerprints}) > 1:
     said.append(TRAINED)
