@@ -82,6 +82,11 @@ class Federation:
     self.client.targets(self.targets, len(self.samples))
     if self.client.private:
       raise errors.UsageError('private layers are not kept from round to round in a training: leave them shared')
+    if self.client.cohort > 1:
+      raise errors.UsageError(
+        f'cohort is {self.client.cohort}, which would divide the samples of each client; in a training the server '
+        'averages the uploads of a round in any case: leave it at 1'
+      )
     check_partition(self.partition, len(self.samples))
     if self.client.fills_batches:
       self.client.num_steps(max(map(len, self.partition)))  # raises where nobody takes a step

@@ -314,6 +314,7 @@ def test_training_learns_eight_digits(setting):
     ({'per_round': 4}, r'per_round is 4, expected an integer in \[1, 3\]'),
     ({'partition': [*PARTITION, np.arange(0)]}, 'client 3 has no samples'),
     ({'client': {'batch_size': 4, 'drop_last': True}}, '3 samples do not fill one batch of 4'),
+    ({'client': {'cohort': 2}}, 'cohort is 2, which would divide the samples of each client'),
     ({'defended': (0, 3)}, r'defended client is 3, expected an integer in \[0, 2\]'),
   ],
 )
