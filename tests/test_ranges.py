@@ -127,7 +127,7 @@ RANGES = {
   'defenses.graddefense.slice_gradients': {'num_slices': COUNT, 'balance': BALANCES},
   'defenses.guarantees.mechanisms': {'epochs': COUNT},
   'defenses.local_dp.local_dp': {
-    'norm': POSITIVE, 'sensitivity': WEIGHT, 'epsilon': 'float [1e-12, inf)', 'delta': SPENT['delta'],
+    'norm': POSITIVE, 'sensitivity': WEIGHT, 'epsilon': 'float [1e-12, inf)', 'delta': 'float [1e-37, 0.999999999999]',
   },
   'defenses.noise.gaussian': {'stddev': WEIGHT},
   'defenses.noise.laplace': {'scale': WEIGHT},

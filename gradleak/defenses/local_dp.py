@@ -1,13 +1,16 @@
 """Flower's client mod LocalDpMod: clipping, and noise for an ε that the user states."""
 
 import math
+from typing import Annotated
 
 import jax.numpy as jnp
 import optax
 
-from gradleak.core.settings import NonNegative, Positive
+from gradleak.core.settings import NonNegative, Positive, Range
 from gradleak.defenses.defense import SENSITIVITIES, Context, Mechanism, Noise, Settings, defense
-from gradleak.defenses.differential_privacy import Budget, Delta, clip_and_perturb
+from gradleak.defenses.differential_privacy import Budget, clip_and_perturb
+
+Delta = Annotated[float, Range(1e-37, 1 - 1e-12)]  # 1.25 / δ is a number of float32
 
 
 def _stddev(settings: Settings) -> float:
@@ -70,6 +73,6 @@ def local_dp(
   Raises (from its update):
     UsageError: without `key=`.
   """
-  log = jnp.log(1.25 / jnp.maximum(jnp.asarray(delta, jnp.float32), 1e-37))  # a smaller one is 0 in float32
+  log = jnp.log(1.25 / jnp.asarray(delta, jnp.float32))
   stddev = jnp.asarray(sensitivity, jnp.float32) * jnp.sqrt(2 * log) / jnp.asarray(epsilon, jnp.float32)
   return clip_and_perturb('local_dp', norm, stddev)

@@ -131,6 +131,14 @@ def test_the_epsilon_of_local_dp_is_that_of_its_noise_and_not_the_stated_one():
   assert remarks[0] == '' and 'sensitivity of 0.0001' in remarks[1] and 'has 2' in remarks[1]
 
 
+def test_the_noise_of_local_dp_is_what_its_epsilon_follows_from_for_any_delta():
+  made = [defenses.local_dp(norm=1, sensitivity=1, epsilon=1, delta=delta) for delta in (1e-5, 1e-37)]
+  usual, least = (apply(one, {'w': jnp.zeros(8)}, key=KEY)['w'] for one in made)
+  np.testing.assert_allclose(least / usual, mechanisms(made[1])[0].noise / mechanisms(made[0])[0].noise, rtol=1e-5)
+  with pytest.raises(errors.UsageError, match=r'local_dp\(delta\) is 1e-40, expected a number in \[1e-37, '):
+    defenses.local_dp(norm=1, sensitivity=1, epsilon=1, delta=1e-40)
+
+
 def test_float16_rounds_and_does_not_overflow():
   values = np.asarray([1e-9, 0.1, 1 / 3, 70_000, -1e9], np.float32)
   sent = apply(defenses.quantize(), {'w': jnp.asarray(values)})['w']
