@@ -155,8 +155,18 @@ def _check_accounted(privacy: Ledger, federation: Federation) -> None:
     return
   if federation.defended is not None and (others := sorted(set(clients) - set(federation.defended))):
     raise errors.UsageError(f'the ledger counts the noise of all clients, and client {others[0]} trains without it')
-  if privacy.unit == 'client':
-    return
+  if privacy.unit == 'example':
+    _check_examples(privacy, federation)
+  if client.step is client.upload is simulation.NO_DEFENSE and client.transform is None:
+    raise errors.UsageError(
+      'the ledger counts the noise of clients, and they have no defense: give the federation the client under the '
+      'defense, as gradleak.defenses.bind(…).client(…) returns it'
+    )
+
+
+def _check_examples(privacy: Ledger, federation: Federation) -> None:
+  """Raises `UsageError` where the ε per example would be too small, as `_check_accounted` does."""
+  client = federation.client
   held = np.concatenate([np.asarray(part) for part in federation.partition])
   if len(np.unique(held)) < len(held):
     raise errors.UsageError(

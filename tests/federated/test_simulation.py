@@ -397,6 +397,8 @@ def test_the_budget_stops_training_before_the_round_that_would_exceed_it(setting
     ({'partition': [[0, 1], [1, 2], [3]]}, {}, 'some samples are held by several clients or more than once by one'),
     ({'partition': [[0, 0], [1, 2], [3]]}, {}, 'more than once by one'),
     ({'epochs': 2, 'share': 'delta'}, {}, 'counts 1 local epochs, and clients train for 2'),
+    ({}, {}, 'counts the noise of clients, and they have no defense'),
+    ({'server_noise': 1.1}, {'server_noise': 1.1}, 'counts the noise of clients, and they have no defense'),
   ],
 )
 def test_a_ledger_of_another_federation_is_refused(setting, changed, ledger, message):
