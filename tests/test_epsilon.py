@@ -541,6 +541,11 @@ def test_verdicts():
   assert {pair: study.verdict(*pair) for pair in table} == table
 
 
+def test_too_few_canaries_for_a_run_are_refused_before_it(scenario):
+  with pytest.raises(gl.UsageError, match='canaries is 3, expected 0 for none, or at least 4'):
+    audited(scenario, gl.defenses.dpsgd(norm=1.0, noise=1.0), canaries=3)
+
+
 def test_what_is_refused(scenario):
   one = gl.defenses.client_dp(norm=1.0, noise=1.0)
   claim = Epsilon(1.0, 'add or remove one', 'client', 'one upload')

@@ -32,7 +32,7 @@ from gradleak.federated.client import Client
 from gradleak.federated.scenario import Scenario
 from gradleak.modalities import IMAGES
 from gradleak.models import Model
-from gradleak.studies.epsilon.bounds import Measured, distinguished, one_run
+from gradleak.studies.epsilon.bounds import FEWEST, Measured, distinguished, one_run
 
 __all__ = ['EpsilonAudit', 'EpsilonSettings', 'Measured', 'audit_epsilon', 'measure', 'release_scores', 'verdict']
 
@@ -247,6 +247,8 @@ def _chosen(given: EpsilonSettings | None, changes: dict) -> EpsilonSettings:
       f"neighbours are 'own' in the relation {made.relation!r}, and no sample is known whose gradient is zero: choose "
       "'replace one', or neighbours='canary'"
     )
+  if 0 < made.canaries < FEWEST:
+    raise errors.UsageError(f'canaries is {made.canaries}, expected 0 for none, or at least {FEWEST}')
   return made
 
 

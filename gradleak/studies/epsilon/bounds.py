@@ -15,6 +15,7 @@ from gradleak.core.settings import Count, NonNegative, Range, ranged
 Probability = Annotated[float, Range(0, 1)]
 Confidence = Annotated[float, Range(1e-9, 1 - 1e-9)]
 _CANDIDATES = 50  # thresholds that are tried from each end of the scores
+FEWEST = 4  # scores
 _LARGEST = 1e4  # ε beyond which none is looked for
 
 
@@ -108,7 +109,7 @@ def distinguished(
   Raises:
     UsageError: for fewer scores, or those that are not finite.
   """
-  first, second = (_scores(name, one) for name, one in (('inside', inside), ('outside', outside)))
+  first, second = (_scores(f'the scores {name}', one) for name, one in (('inside', inside), ('outside', outside)))
   halves = [(one[: len(one) // 2], one[len(one) // 2 :]) for one in (first, second)]
   chosen, kept = zip(*halves, strict=True)
   candidates = _thresholds(np.concatenate(chosen))
@@ -122,8 +123,8 @@ def distinguished(
 
 def _scores(name: str, scores: Any) -> np.ndarray:
   found = errors.host_array(name, scores).astype(np.float64)
-  if found.ndim != 1 or len(found) < 4 or not np.isfinite(found).all():
-    raise errors.UsageError(f'the scores {name} are of shape {found.shape}, expected [n] finite floats, n ≥ 4')
+  if found.ndim != 1 or len(found) < FEWEST or not np.isfinite(found).all():
+    raise errors.UsageError(f'{name} are of shape {found.shape}, expected [n] finite floats, n ≥ {FEWEST}')
   return found
 
 
@@ -222,7 +223,7 @@ def one_run(scores: Any, coins: Any, *, delta: Probability, confidence: Confiden
     coins: booleans [m], whether it is in.
     delta, confidence: as in `distinguished`.
   """
-  found, coins = _scores('scores', scores), errors.host_array('coins', coins).astype(bool)
+  found, coins = _scores('the scores', scores), errors.host_array('coins', coins).astype(bool)
   if coins.shape != found.shape:
     raise errors.UsageError(f'the coins are of shape {coins.shape}, expected one for each of {len(found)} scores')
   order = np.argsort(-np.abs(found), kind='stable')
