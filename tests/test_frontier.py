@@ -256,6 +256,10 @@ def test_a_folder_of_another_key_or_version_of_a_defense_is_refused(call, monkey
     ({'server_tau': 1e-8}, 'server_tau is 1e-08, and the server takes sgd: leave it at 0.001, or give server=adam'),
     ({'local': {'momentum': 0.9}}, 'momentum is 0.9, and a client that shares its gradient'),
     ({'per_round': 9}, 'per_round is 9'),
+    (
+      {'local': {'share': 'delta', 'local_batch_size': 4, 'accumulate': 4}},
+      'accumulate is 4, and local training on 10 images has 3 batches: no step is taken, and the delta is zero',
+    ),
     ({'attacks': ()}, 'attack_every is 2, and there are no attacks'),
     ({**UNATTACKED, 'trials': 1}, 'trials is 1, and there are no attacks: give some, or leave it at 4'),
     (

@@ -13,6 +13,7 @@ from gradleak.studies.sensitivity import (
   PRODUCTION,
   Assumption,
   Sensitivity,
+  Setting,
   assumptions,
   effect,
   judged,
@@ -42,6 +43,18 @@ def standard(*names):
   given = gl.SensitivitySettings(batch_size=2)
   every = assumptions(gl.ClientSettings(), gl.attacks.wrap(divide), given, public=())
   return [one for one in every if one.name in (names or ('training', 'labels', 'batch'))]
+
+
+def test_no_more_batches_are_accumulated_than_an_upload_has():
+  set_up = importlib.import_module('gradleak.studies.sensitivity')._setting
+  local, four = gl.ClientSettings(share='delta', local_batch_size=2, accumulate=2), gl.AuditSettings(batch_size=4)
+  used = [
+    dataclasses.replace(assumption('local training'), change=lambda one: one._replace(client=local)),
+    dataclasses.replace(assumption('batch'), change=lambda one: one._replace(audit=four)),
+  ]
+  start = Setting(gl.ClientSettings(), gl.AuditSettings(), None, None)
+  names = [one.name for one in used]
+  assert [set_up(start, used, dropped).client.accumulate for dropped in ([], names[:1], names)] == [1, 1, 2]
 
 
 def made(names, psnr, skipped=()):

@@ -74,6 +74,7 @@ def plan(
       f'{num_trials} trials of {size} {noun} need {num_trials * size}, the data has {len(scenario.samples)}; '
       + (f'the most trials are {most}' if most else f'the largest batch_size is {len(scenario.samples)}')
     )
+  scenario.check_steps(size)
   _check_question(given, only, scenario.classes[: num_trials * size])
   lpips = _lpips(given, scenario.samples.shape[1:])
   named_attacks = labelled('attack', attacks, as_attack)

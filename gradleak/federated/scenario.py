@@ -129,6 +129,17 @@ class Scenario(NamedTuple):
     known = {name: value for name, value in self.settings.items() if name not in FUNCTIONS}
     return self._replace(settings={**known, **told})
 
+  def check_steps(self, num_samples: int) -> None:
+    """Raises `UsageError` where local training on so many samples takes no step, for want of batches to accumulate."""
+    if self.local is None or self.local.accumulate == 1:
+      return
+    needed, batches = self.local.accumulate, self.client.num_steps(num_samples)
+    if batches < needed:
+      raise errors.UsageError(
+        f'accumulate is {needed}, and local training on {num_samples} {self.client.modality.noun[num_samples > 1]} has '
+        f'{batches} batch{"es" * (batches > 1)}: no step is taken, and the delta is zero'
+      )
+
   def described_by(self, what: str) -> ClientSettings:
     """Returns the `ClientSettings`; raises `UsageError` where a `Client` was given, naming what needs them."""
     if self.local is None:

@@ -241,8 +241,10 @@ class Task:
 
   @functools.cached_property
   def audited(self) -> Scenario:
-    """The scenario of clients of one sample each, which all take one local step per epoch."""
-    local = dataclasses.replace(self.given.described_by('gradleak.frontier'), local_batch_size=None, order='')
+    """The scenario of clients of one sample each, which have one batch per epoch and take at least one step."""
+    local = self.given.described_by('gradleak.frontier')
+    fewer = min(local.accumulate, local.local_epochs)
+    local = dataclasses.replace(local, local_batch_size=None, order='', accumulate=fewer)
     return self.given.of(slice(self.settings.trials), local)
 
   @property
@@ -309,6 +311,7 @@ def frontier(
   targets = functools.partial(client.targets, outputs=outputs_shape(client.model, scenario.variables, shape))
   test = data.pair('test', test, None, shape, client.modality.check, targets, client.modality.noun)
   parts = _parts(key, simulation.decided(client.loss, scenario.targets), clients)
+  scenario.check_steps(max(map(len, parts)))
   identity = {
     **dataclasses.asdict(given),
     **scenario.settings,

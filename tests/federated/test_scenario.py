@@ -25,6 +25,18 @@ def test_some_samples_with_another_client_are_those_of_a_scenario_of_their_own(l
     linear.of(slice(1, 3), gl.ClientSettings(loss='binary_cross_entropy'))
 
 
+@pytest.mark.parametrize(('batch_size', 'batches'), [(1, 'local training on 1 image has 2 batches'), (2, '')])
+def test_local_training_that_accumulates_more_batches_than_it_has_takes_no_step(linear, batch_size, batches):
+  local = dataclasses.replace(LOCAL, accumulate=3, local_batch_size=1)
+  made = linear.of(slice(0, 2), local)
+  if not batches:
+    return made.check_steps(batch_size)
+  with pytest.raises(gl.UsageError, match=f'accumulate is 3, and {batches}: no step is taken, and the delta is zero'):
+    made.check_steps(batch_size)
+  with pytest.raises(gl.UsageError, match='accumulate is 3'):
+    gl.audit(jax.random.key(0), made, [None], [gl.attacks.csdlg_fast()], num_trials=1, batch_size=batch_size)
+
+
 def test_weights_are_drawn_until_somebody_gives_others(linear):
   assert linear.drawn and not linear.trained(linear.variables).drawn
   other = gl.scenario(linear.client.model, linear.samples, linear.targets, variables=linear.variables)

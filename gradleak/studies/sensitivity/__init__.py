@@ -35,6 +35,7 @@ from gradleak.models import lora
 from gradleak.studies.sensitivity.assumptions import (
   LABORATORY,
   LOCAL,
+  PROBE,
   PRODUCTION,
   WIDTH,
   Assumption,
@@ -207,7 +208,8 @@ def _run(task: _Task, chosen: list[Assumption], start: Setting) -> Sensitivity:
 def _setting(start: Setting, used: Sequence[Assumption], dropped: Sequence[str]) -> Setting:
   """Returns the setting in which some assumptions are dropped.
 
-  Local batches are no larger than the upload's, and one sample has no order.
+  Local batches are no larger than the upload's, and one sample has no order. No more batches are accumulated than there
+  are: without a step, an upload of zeros would count as protected.
   """
   made = start
   for one in used:
@@ -216,7 +218,11 @@ def _setting(start: Setting, used: Sequence[Assumption], dropped: Sequence[str])
   count, size = made.audit.batch_size // made.client.cohort, made.client.local_batch_size
   changes: dict[str, Any] = {'local_batch_size': None} if size is not None and size >= count else {}
   changes |= {'order': ''} if count == 1 else {}
-  return made._replace(client=dataclasses.replace(made.client, **changes))
+  client = dataclasses.replace(made.client, **changes)
+  if client.accumulate > 1:
+    batches = client.client(PROBE, 2).num_steps(made.audit.batch_size)
+    client = dataclasses.replace(client, accumulate=min(client.accumulate, batches))
+  return made._replace(client=client)
 
 
 def _scenario(task: _Task, one: Setting, variables: Mapping) -> Scenario:
