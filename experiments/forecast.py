@@ -31,8 +31,10 @@ from gradleak.engine import driver
 from gradleak.models.operations import Operations
 from gradleak.report.formatting import aligned
 
-# What is timed: network, trials, steps. One is bound by many small operations, the other by matrix products.
+# What is timed: network, trials, steps. Some are bound by many small operations, others by matrix products.
 TIMED = (('mlp', 32, 400), ('lenet', 32, 100), ('convnet(width=32)', 6, 6))
+# Raised where a rehearsal counts in another way: forecasts that are kept were counted in the former one.
+COUNTING = 2
 
 
 class Rates(NamedTuple):
@@ -103,14 +105,20 @@ def _settings(experiment: Experiment, scale: str) -> dict[str, Any]:
 
 def keep(folder: Any, found: Forecast) -> None:
   """Writes a forecast into a folder, for `read`."""
-  text = json.dumps({**found._asdict(), 'operations': dataclasses.asdict(found.operations)})
-  write_atomically(made_folder(folder) / f'{found.experiment}.json', text + '\n')
+  told = {**found._asdict(), 'operations': dataclasses.asdict(found.operations), 'counting': COUNTING}
+  write_atomically(made_folder(folder) / f'{found.experiment}.json', json.dumps(told) + '\n')
 
 
 def read(folder: Any, experiment: Experiment, scale: str) -> Forecast | None:
-  """Returns the forecast of a table that a folder holds; None where it is missing, or of other settings."""
+  """Returns the forecast of a table that a folder holds; None where it is missing, of other settings or a former one.
+
+  Raises:
+    UsageError: if the file is damaged.
+  """
   try:
-    known = read_json(pathlib.Path(folder) / f'{experiment.name}.json', '', dict)
+    known = read_json(pathlib.Path(folder) / f'{experiment.name}.json', 'remove it to count the table anew', dict)
+    if known.pop('counting', 1) != COUNTING:
+      return None
     found = Forecast(**{**known, 'operations': Operations(**known['operations'])})
   except (OSError, TypeError, KeyError):
     return None
@@ -176,7 +184,7 @@ def _readable(name: str, data_dir: str | None) -> bool:
 
 
 def measured_rates() -> Rates:
-  """Returns the `Rates` of this device: two attacks are counted, compiled and timed."""
+  """Returns the `Rates` of this device: the attacks of `TIMED` are counted, compiled and timed."""
   counts, seconds, compiled = [], [], []
   for model, trials, steps in TIMED:
     found, first, again = _timed(model, trials, steps)

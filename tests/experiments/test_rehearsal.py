@@ -1,6 +1,7 @@
 """Rehearsals count what runs compute, and compute nothing; forecasts are made of them."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -176,6 +177,19 @@ def test_forecasts_are_kept_for_their_settings(tmp_path):
   assert forecast.read(tmp_path, one, 'mini') is None
   forecast.keep(tmp_path, found._replace(error='broken'))
   assert forecast.read(tmp_path, one, 'smoke') is None  # it is tried again
+
+
+def test_a_forecast_that_was_counted_in_another_way_is_made_anew(tmp_path):
+  one = experiments.get('dcs2_4')
+  found = Forecast('dcs2_4', 1, 7, Operations(2e12), 8.0, '', forecast._settings(one, 'smoke'))
+  forecast.keep(tmp_path, found)
+  (path,) = tmp_path.iterdir()
+  kept = json.loads(path.read_text())
+  path.write_text(json.dumps({name: value for name, value in kept.items() if name != 'counting'}))
+  assert forecast.read(tmp_path, one, 'smoke') is None  # of the time before there was a number
+  path.write_text('{')
+  with pytest.raises(errors.UsageError, match='remove it to count the table anew'):
+    forecast.read(tmp_path, one, 'smoke')
 
 
 def test_the_table_is_in_the_order_of_hours():
