@@ -220,6 +220,11 @@ def _installed() -> dict[str, str | None]:
   return found
 
 
+def _lines(error: Exception) -> list[str]:
+  """Returns the lines of what an error says; its type where it says nothing."""
+  return str(error).splitlines() or [type(error).__name__]
+
+
 def _library(name: str, where: str) -> Any:
   try:
     return import_module(name)
@@ -305,7 +310,7 @@ class _Ray:
     except self._ray.exceptions.RayTaskError as error:  # no machine is to blame, and none is tried again
       return Ended(1, '', f'error: the command could not be run: {type(error.cause).__name__}: {error.cause}')
     except self._ray.exceptions.RayError as error:
-      return Ended(1, '', f'error: its machine was lost {self._retries + 1} times: {str(error).splitlines()[0]}')
+      return Ended(1, '', f'error: its machine was lost {self._retries + 1} times: {_lines(error)[0]}')
 
 
 # ---- Slurm
@@ -360,8 +365,7 @@ class _Slurm:
     try:
       jobs = self._executor.map_array(_Task(), commands)
     except RuntimeError as error:  # of submitit: what sbatch says
-      said = str(error).splitlines() or ['it does not say why']
-      raise errors.UsageError(f'Slurm takes no job with the options of --slurm: {said[-1]}') from error
+      raise errors.UsageError(f'Slurm takes no job with the options of --slurm: {_lines(error)[-1]}') from error
     waiting, shown = dict(enumerate(jobs)), [0] * len(jobs)
     try:
       while waiting and (seconds is None or time.monotonic() - started < seconds):
@@ -380,7 +384,7 @@ class _Slurm:
     try:
       return Ended(*job.result())
     except self._submitit.core.utils.UncompletedJobError as error:
-      return Ended(1, '', f'error: job {job.job_id} of Slurm ended without a result: {str(error).splitlines()[-1]}')
+      return Ended(1, '', f'error: job {job.job_id} of Slurm ended without a result: {_lines(error)[-1]}')
 
 
 class _Task:

@@ -279,6 +279,15 @@ def test_a_task_that_fails_says_why_and_no_machine_is_blamed(commands, monkeypat
   assert ended == (1, '', 'error: the command could not be run: OSError: [Errno 28] No space left on device')
 
 
+def test_an_error_that_says_nothing_is_called_by_its_type(commands, monkeypatch):
+  def executed(command):
+    raise FakeRay.exceptions.RayError
+
+  monkeypatch.setattr(cluster, 'executed', executed)
+  engine = cluster._Ray(FakeRay(), 'ray', [{'CPU': 8.0}], None, None, None, 0)
+  assert [ended.error for _, ended in engine.run(commands[:1])] == ['error: its machine was lost 1 times: RayError']
+
+
 def test_who_stops_listening_stops_what_runs(commands):
   fake = FakeRay()
   engine = cluster._Ray(fake, 'ray', [{'CPU': 8.0}], None, None, None, 0)
