@@ -170,6 +170,7 @@ def test_entries_of_one_task_begin_with_the_same_weights_of_a_file(tmp_path):
   tasks = [task_of_entry(each) for each in (one, other, former_one)]
   assert [alike(tasks[0], task) for task in tasks] == [True, False, True] == [alike(task, tasks[0]) for task in tasks]
   assert not leaderboard.compare({**one, 'fingerprints': former_one['fingerprints']}, run(previous_fingerprint='a'))
+  assert leaderboard.compare(one, run(previous_fingerprint='b')) == ['fingerprint of start was a, now b']
   leaderboard.add_all(tmp_path, [one, former_one])
   with pytest.raises(UsageError, match='are of one task, and of different weights in a file'):
     leaderboard.add(tmp_path, other)
