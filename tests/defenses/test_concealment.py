@@ -108,6 +108,18 @@ def concealed(setting, count=2, **changed):
   return defenses.concealed_samples(setting.client, setting.variables, key, *own, public, search)
 
 
+@pytest.mark.parametrize(
+  ('given', 'message'),
+  [
+    ({'margin': 0.5, 'projection': False}, r'concealment\(margin\) is 0.5, .* without projection=True: leave it at 0'),
+    ({'tolerance': 0.1, 'latent': 0}, r'concealment\(tolerance\) is 0.1, .* without a latent above 0: leave it at 0'),
+  ],
+)
+def test_settings_without_effect_are_refused(given, message):
+  with pytest.raises(errors.UsageError, match=message):
+    defenses.concealment(**given)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize('network', ['lenet', 'convnet'])
 def test_the_objective_is_equation_9(network, settings):
