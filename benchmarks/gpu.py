@@ -7,7 +7,7 @@ import time
 import jax
 
 import gradleak as gl
-from benchmarks import harness, pytorch, setting, speed
+from benchmarks import harness, memory, pytorch, setting, speed
 from benchmarks.harness import Column, Variant
 from gradleak.core.storage import write_atomically
 
@@ -33,7 +33,8 @@ def main(options: harness.Options) -> None:
     f'## {jax.devices()[0].device_kind}, {options.attack}, {options.dataset} at 32×32×3, {options.steps} steps',
     '',
     f'{speed.versions()}; {time.strftime("%Y-%m-%d")}; {options.repeats} runs in turn, medians, compilation apart. The '
-    f'loop runs one trial at a time on {_loop_device()}, in the precision that PyTorch defaults to; ours is float32.',
+    f'loop runs one trial at a time on {_loop_device()}, in the precision that PyTorch defaults to; ours is float32. '
+    f'{memory.of_what()}',
     '',
     '| ' + ' | '.join(heads) + " | loop's |",
     '|---' * (len(heads) + 1) + '|',

@@ -38,6 +38,13 @@ def peak() -> float:
     return used / (MIB if sys.platform == 'darwin' else 1024)
 
 
+def of_what() -> str:
+  """Returns the sentence on what `peak` is of."""
+  if 'peak_bytes_in_use' in (jax.local_devices()[0].memory_stats() or {}):
+    return 'Peak: of JAX on the GPU since the program began, also of what ran before.'
+  return 'Peak: of the process while the variant ran.'
+
+
 def planned(setting: Any, group_size: int, devices: Sequence[Any]) -> float:
   """Returns the MiB per device that XLA plans for all states and one group's pass; it compiles nothing anew."""
   return driver.needed(setting.build, setting.shared, setting.lanes, Layout(group_size, devices)) / MIB

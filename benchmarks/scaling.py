@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-from benchmarks import harness, setting
+from benchmarks import harness, memory, setting
 from benchmarks.harness import Column, Variant
 from gradleak.core import errors
 
@@ -29,6 +29,6 @@ def main(options: harness.Options) -> None:
     [Variant(str(size), *measure(trials.first(size), size)) for size in sizes],
     COLUMNS,
     options.repeats,
-    'Core ms: of all processor cores together. Peak: of the process. Planned: by XLA for each device, all states and '
-    'one pass.',
+    f'Core ms: of all processor cores together. {memory.of_what()} Planned: by XLA for each device, all states and one '
+    'pass.',
   )

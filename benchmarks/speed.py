@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import breaching, harness, pytorch, setting
+from benchmarks import breaching, harness, memory, pytorch, setting
 from benchmarks.harness import Column, Variant
 from gradleak import registry
 from gradleak.core import errors
@@ -38,9 +38,9 @@ def main(options: harness.Options) -> None:
     _variants(make, ours, compared, names, group),
     columns,
     options.repeats,
-    f'Core ms: of all processor cores together. Trials/hour: of {published:,} steps each. Peak: of the process while '
-    'the variant ran. Planned: by XLA for each device, all states and one pass. PSNR: median over the first '
-    f'{compared} trials, after equal steps. PyTorch runs on the number of threads with which it is quicker.',
+    f'Core ms: of all processor cores together. Trials/hour: of {published:,} steps each. {memory.of_what()} '
+    f'Planned: by XLA for each device, all states and one pass. PSNR: median over the first {compared} trials, after '
+    'equal steps. PyTorch runs on the number of threads with which it is quicker.',
   )
 
 

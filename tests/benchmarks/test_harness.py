@@ -1,9 +1,12 @@
 """The harness: variants take turns, ratios are to the first, and what cannot be measured says so."""
 
+import types
+
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import gpu, harness, pytorch, setting, speed
+from benchmarks import gpu, harness, memory, pytorch, setting, speed
 from benchmarks.harness import Column, Variant
 from gradleak.core import errors
 
@@ -149,3 +152,12 @@ def test_the_loop_is_set_against_ours(monkeypatch, tmp_path):
   texts = [text.strip() for text in row.strip('|').split('|')]
   assert texts[:3] == ['mlp', '2', '2'] and texts[4] == '6.000'
   assert float(texts[5].rstrip('×')) == pytest.approx(6 / float(texts[3]), abs=0.06)
+
+
+@pytest.mark.parametrize(
+  ('stats', 'of'), [(None, 'the process while the variant ran'), ({'peak_bytes_in_use': 1}, 'GPU')]
+)
+def test_a_peak_says_what_it_is_of(monkeypatch, stats, of):
+  device = types.SimpleNamespace(memory_stats=lambda: stats)
+  monkeypatch.setattr(jax, 'local_devices', lambda: [device])
+  assert of in memory.of_what() and (memory.peak() == 1 / memory.MIB) == (of == 'GPU')
