@@ -299,6 +299,7 @@ class Flags:
     """
     import gradleak as gl
     from gradleak.core import errors
+    from gradleak.core.statistics import percent
     from gradleak.federated.simulation import judged
 
     if not self.weights:
@@ -311,7 +312,7 @@ class Flags:
     if samples is not None and client.loss.targets.decide is not None:
       decided, right, _ = judged(client, variables, *samples)
       of = f'{len(samples[0]):,} {kind} {modality.noun[1]}'
-      _program.say(f'accuracy with the weights of {self.weights}: {(decided == right).mean():.1%}, of {of}')
+      _program.say(f'accuracy with the weights of {self.weights}: {percent((decided == right).mean())}, of {of}')
     return variables
 
   def weights_described(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import re
 import runpy
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -277,6 +278,8 @@ def test_what_stands_out_in_an_update(affine):
   assert 'Nothing but zeros: kernel.' in warned({**update, 'kernel': np.zeros_like(update['kernel'])})
   weights = jax.tree.map(lambda x, w: np.asarray(w) - np.float32(0.01) * x, update, dict(affine.variables['params']))
   assert 'looks like weights after training' in warned(weights)
+  twice = jax.tree.map(lambda x, w: np.float32(-0.01) * x - np.asarray(w), update, dict(affine.variables['params']))
+  assert 'the weights that were sent, subtracted from' in warned(twice) and 'after training' not in warned(twice)
   assert "signs in the classifying layer are those of share='delta'" in warned(jax.tree.map(np.negative, update))
   several = {**update, 'bias': np.asarray([0.9] + 9 * [-0.1], np.float32)}  # nine samples may be of nine classes
   assert "are those of share='delta'" in warned(several)
@@ -286,6 +289,30 @@ def test_what_stands_out_in_an_update(affine):
   wrong = (right + 1) % 10
   assert warned(update, [right]) == ''
   assert f'The label is given as {wrong}, and the classifying layer asks for {right}' in warned(update, [wrong])
+
+
+@pytest.mark.parametrize('kind', ['float16', 'bfloat16'])
+def test_weights_that_came_back_with_few_digits_are_said_to_be_rounded(kind, affine):
+  sent, client = affine.variables['params'], dataclasses.replace(affine.client, share='delta')
+  back = jax.tree.map(lambda w, u: np.asarray(w) - np.float32(1e-3) * u, dict(sent), affine.update())
+  short = jax.tree.map(lambda x: np.asarray(jnp.asarray(x, kind), np.float64), back)
+  for returned, size in ((short, 1), (back, 1), (short, 2.0**-70)):
+    update = jax.tree.map(lambda x, w: (size * (x - np.asarray(w, np.float64))).astype(np.float32), returned, dict(sent))
+    exact = jax.tree.map(lambda x, w: np.asarray(x, np.float64) - np.asarray(w, np.float64), back, dict(sent))
+    told = [one for one in hints(update, affine.variables, client, SHAPE, 1, factor=size) if 'precision' in one]
+    assert len(told) == (returned is short)
+    if told:
+      lost = sum(np.square(x / size - y).sum() for x, y in zip(*map(jax.tree.leaves, (update, exact)), strict=True))
+      share = np.sqrt(lost / sum(np.square(x / size).sum(dtype=np.float64) for x in jax.tree.leaves(update)))
+      said = float(re.search(rf'precision of {kind}: rounding makes up about ([0-9.]+) %', told[0])[1])
+      assert abs(said / 100 - share) < 0.1
+
+
+def test_a_share_of_zeros_that_is_not_all_is_not_called_all(affine):
+  update = affine.update()
+  update = {**update, 'kernel': np.where(np.arange(640).reshape(64, 10) == 5, np.float32(1), np.float32(0))}
+  told = ' '.join(hints(update, affine.variables, affine.client, SHAPE, 1))
+  assert '99.8 % of kernel' in told
 
 
 def _defended(case, defense):

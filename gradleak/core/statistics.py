@@ -11,6 +11,20 @@ from gradleak.core import errors
 
 # With two runs, Student's interval is 12.7 standard errors wide on each side, which says nothing.
 MIN_RUNS = 3
+_MOST_DECIMALS = 4  # of a share in per cent
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+  """Returns a fraction in per cent, '–' for None; with more decimals where one between would be 0 % or 100 %."""
+  if fraction is None:
+    return '–'
+  text = f'{100 * fraction:.{digits}f}'
+  if not 0 < fraction < 1 or 0 < float(text) < 100:
+    return f'{text} %'
+  if digits < _MOST_DECIMALS:
+    return percent(fraction, digits + 1)
+  least = 10.0**-digits
+  return f'< {least:.{digits}f} %' if fraction < 0.5 else f'> {100 - least:.{digits}f} %'
 
 
 def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, float]:

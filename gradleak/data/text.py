@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradleak.core import errors
+from gradleak.core.statistics import percent
 from gradleak.data import notes, separated, tables, tokenisers
 from gradleak.data.tokenisers import Tokeniser
 
@@ -258,5 +259,5 @@ def remarks(made: Tokeniser, texts: Sequence[str], ids: np.ndarray, length: int)
   counts = collections.Counter(ids.ravel().tolist())
   if made.unknown is not None and counts[made.unknown]:
     share = counts[made.unknown] / (ids != made.pad).sum()
-    told.append(f'{share:.1%} of the tokens are not in the vocabulary: they are the same token, [unknown].')
+    told.append(f'{percent(share)} of the tokens are not in the vocabulary: they are the same token, [unknown].')
   return tuple(told)

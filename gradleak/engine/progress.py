@@ -10,6 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from gradleak.core import errors
+from gradleak.core.statistics import percent
 from gradleak.engine.driver import Progress
 
 MODES = ('auto', 'bar', 'lines', 'none')
@@ -96,7 +97,7 @@ def _chosen(mode: str, stream: TextIO, bar: Callable, lines: Callable) -> Callab
 
 def _status(row: Mapping[str, Any]) -> str:
   """Returns accuracy and loss, if they were measured in this round, and the ε spent so far."""
-  measured = [f'accuracy {row["accuracy"]:.1%}, loss {row["loss"]:.3f}'] if 'accuracy' in row else []
+  measured = [f'accuracy {percent(row["accuracy"])}, loss {row["loss"]:.3f}'] if 'accuracy' in row else []
   spent = (
     [f'ε {row["epsilon"]:.3g} ({row["epsilon_relation"]}, per {row["epsilon_unit"]})'] if row.get('epsilon') else []
   )

@@ -29,6 +29,7 @@ import scipy.special
 
 from gradleak import data
 from gradleak.core import errors, trees
+from gradleak.core.statistics import percent
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated.losses import Loss, as_loss
 from gradleak.models import model as models
@@ -141,9 +142,9 @@ def inspect(
 
 
 def _finding(check: str, where: str, value: float | np.floating, text: str) -> Finding:
-  """Returns the `Finding` of a value; the text may name {value} and {where}."""
+  """Returns the `Finding` of a value; the text may name {value}, the {share} that it is in per cent, and {where}."""
   value = float(min(value, 1e12)) if np.isfinite(value) or value > 0 else 0.0
-  return Finding(check, where, value, value / LIMITS[check], text.format(value=value, where=where))
+  return Finding(check, where, value, value / LIMITS[check], text.format(value=value, share=percent(value, 0), where=where))
 
 
 def _features_last(model: Model, params: Tree) -> Tree:
@@ -192,7 +193,7 @@ def _last_layer(layer: Layer, params: Tree) -> list[Finding]:
     same = [
       not lengths[i] or any(np.array_equal(matrix[:, i], matrix[:, j]) for j in classes if j != i) for i in classes
     ]
-    text = 'In the last layer ({where}), {value:.0%} of the classes have no weights, or the weights of another class.'
+    text = 'In the last layer ({where}), {share} of the classes have no weights, or the weights of another class.'
     found.append(_finding('last_rows', layer.name, np.mean(same), text))
     text = 'The weights of one class of the last layer ({where}) have {value:.3g} times the median norm.'
     ratio = lengths.max() / max(np.sort(lengths)[(lengths.size - 1) // 2], 1e-12 * lengths.max())
@@ -236,10 +237,10 @@ def _hidden_layer(layer: Layer, params: Tree, first: bool) -> list[Finding]:
   matrix, bias = _weights(layer, params)
   if matrix is None:
     return []
-  text = 'In {where}, {value:.0%} of the units have the weights of another unit, up to a factor.'
+  text = 'In {where}, {share} of the units have the weights of another unit, up to a factor.'
   found = [_finding('copies', layer.name, max(_copied(matrix.T), _copied(matrix)), text)]
   single = 0.0 if min(matrix.shape) < 2 else max(np.mean((matrix != 0).sum(axis=axis) == 1) for axis in (0, 1))
-  text = 'In {where}, {value:.0%} of the units only pass on one of their inputs.'
+  text = 'In {where}, {share} of the units only pass on one of their inputs.'
   found.append(_finding('handed_on', layer.name, single, text))
   if bias is not None and bias.size >= 16:
     lengths = np.linalg.norm(matrix, axis=0)
@@ -259,7 +260,7 @@ def _hidden_layer(layer: Layer, params: Tree, first: bool) -> list[Finding]:
       found.append(_finding('centred', layer.name, opposed, text))
   if first or (matrix.shape[0] >= 16):
     halves = max(_mirrored(matrix), _mirrored(matrix.T))
-    text = 'In {where}, the positive weights of {value:.0%} of the units repeat their negative ones.'
+    text = 'In {where}, the positive weights of {share} of the units repeat their negative ones.'
     found.append(_finding('mirrored', layer.name, halves, text))
   return found
 
@@ -341,7 +342,7 @@ def _on_batch(
       total = own.sum(axis=0)
       alive = total > 1e-6 * total.max(initial=0)
       if alive.sum() >= 16 and len(own) > 1:
-        text = 'In {where}, {value:.0%} of the neurons with a gradient have 90 % of it from one sample.'
+        text = 'In {where}, {share} of the neurons with a gradient have 90 % of it from one sample.'
         owned = np.mean(own.max(axis=0)[alive] > 0.9 * total[alive])
         found.append(_finding('owned', layer.name, owned, text))
   return found

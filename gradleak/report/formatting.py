@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gradleak.core.statistics import percent as percent
 from gradleak.modalities import Modality
 from gradleak.modalities.base import Shown
-
-_MOST_DECIMALS = 4  # of a share in per cent
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -93,19 +92,6 @@ def together(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
   for key, one in pairs:
     groups.setdefault(key, []).append(one)
   return groups
-
-
-def percent(fraction: float | None, digits: int = 1) -> str:
-  """Returns a fraction in per cent, '–' for None; with more decimals where one between would be 0 % or 100 %."""
-  if fraction is None:
-    return '–'
-  text = f'{100 * fraction:.{digits}f}'
-  if not 0 < fraction < 1 or 0 < float(text) < 100:
-    return f'{text} %'
-  if digits < _MOST_DECIMALS:
-    return percent(fraction, digits + 1)
-  least = 10.0**-digits
-  return f'< {least:.{digits}f} %' if fraction < 0.5 else f'> {100 - least:.{digits}f} %'
 
 
 def percent_given(fraction: float) -> str:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks.labels import last_layer
 from gradleak.core import errors, trees
+from gradleak.core.statistics import percent
 from gradleak.core.trees import Tree
 from gradleak.federated import Client
 from gradleak.federated.losses import cross_entropy
@@ -23,7 +25,9 @@ SCATTERED = 0.02  # fraction of zeros that stand alone, neither in a row nor in 
 ONE_SIZE = 0.9  # of the largest magnitude, within which the values of an update of signs lie
 UNEXPLAINED = 1e-3  # mismatch from which on samples are not those behind an update
 EXPLAINED = 1e-6  # mismatch up to which samples explain an update
+HALVED = 0.01  # part of the update that is rounding, that is worth a word
 MOST = 0.8  # fraction of the values that are not zero, that has to lie there
+_FEW = 16  # values that may be numbers of any type
 
 _OF_SIGNS = (
   'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam '
@@ -54,7 +58,7 @@ def of_scale(update: Tree, factor: float, lost: float) -> list[str]:
     )
   if lost >= LOST:
     found.append(
-      f'{100 * lost:.0f} % of its values that are not zero were given as subnormal numbers, which have lost digits: '
+      f'{percent(lost, 0)} of its values that are not zero were given as subnormal numbers, which have lost digits: '
       'save the update in a wider type, or at a larger scale.'
     )
   return found
@@ -139,6 +143,7 @@ def hints(
     *_zeros(named, protected),
     *_clipped(named, protected, factor),
     *_weights(update, variables['params']),
+    *(_halved(update, variables['params'], factor) if client.share == 'delta' else []),
     *_longer(update, variables, client, sample_shape),
   ]
   if client.loss == cross_entropy() and np.ndim(labels) < 2:
@@ -199,11 +204,45 @@ def _weights(update: Tree, params: Tree) -> Iterator[str]:
   flat = [np.concatenate([np.asarray(pair[i], np.float64).ravel() for pair in pairs]) for i in (0, 1)]
   norms = [float(np.linalg.norm(x)) for x in flat]
   alike = float(flat[0] @ flat[1]) / (norms[0] * norms[1]) if min(norms) > 0 else 0.0
-  if abs(alike) > ALIKE:
+  if alike > ALIKE:
     yield (
       f'The update has a cosine of {alike:.2f} with the weights: it looks like weights after training, not like a '
       "gradient or a difference. Subtract the weights that were sent, and attack it with share='delta'."
     )
+  elif alike < -ALIKE:
+    yield (
+      f'The update has a cosine of −{-alike:.2f} with the weights: it looks like the weights that were sent, '
+      'subtracted from a gradient or a difference. If what came back was one, read it without sent=….'
+    )
+
+
+def _halved(update: Tree, params: Tree, factor: float) -> Iterator[str]:
+  """Reads whether what came back was rounded to a type of 16 bits: each sum of weight and update is one of its numbers.
+
+  Rounding is taken for uniform: its deviation is a step of the type, divided by √12.
+  """
+  pairs = list(zip(jax.tree.leaves(update), jax.tree.leaves(params), strict=True))
+  moved, sent = (np.concatenate([np.asarray(pair[i], np.float64).ravel() for pair in pairs]) for i in (0, 1))
+  kept = moved != 0
+  moved = moved[kept] / factor
+  returned = moved + sent[kept]
+  if np.count_nonzero(returned) < _FEW:
+    return
+  for kind in (jnp.bfloat16, jnp.float16):  # most numbers of the first are numbers of the second
+    about = jnp.finfo(kind)
+    with np.errstate(over='ignore'):
+      apart = np.abs(returned.astype(kind).astype(np.float64) - returned)
+    if not np.all(apart <= 2 * np.finfo(np.float32).eps * np.abs(moved)):
+      continue
+    steps = float(about.eps) * np.exp2(np.floor(np.log2(np.maximum(np.abs(returned), float(about.tiny)))))
+    rounding = float(np.sqrt(np.square(steps).sum() / 12 / np.square(moved).sum()))
+    if rounding >= HALVED:
+      yield (
+        f'The weights that came back have the precision of {np.dtype(kind).name}: rounding makes up about '
+        f'{percent(min(rounding, 1.0), 0)} of the norm of the update, and hides that part of it from attacks. Save them '
+        'in float32 to see what the client itself gives away.'
+      )
+    return
 
 
 def _longer(update: Tree, variables: Mapping, client: Client, sample_shape: Sequence[int]) -> Iterator[str]:
@@ -256,4 +295,4 @@ def _labels(
 
 
 def _shares(shares: Mapping[str, float]) -> str:
-  return errors.some([f'{100 * share:.0f} % of {name}' for name, share in shares.items()])
+  return errors.some([f'{percent(share, 0)} of {name}' for name, share in shares.items()])
