@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradleak import data
@@ -32,6 +33,7 @@ from gradleak.studies.captured import Captured, attack
 __all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_of', 'weights_of']
 
 _TRAIN = 'train'
+_DIFFERENCE = 0.1  # of the norm of what was sent, below which what came back is no weights, but their difference
 _OF_ATTACKS = {'attacks', 'labels', 'restarts', 'steps', 'controls', 'workdir', 'progress'}  # of `gradleak.attack`
 
 
@@ -193,7 +195,13 @@ def audit(
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
-  what = fit, model, variables, samples, targets, settings, classes, given_or_seen
+
+  def kind() -> np.dtype:
+    returned = _named(made[0][0].returned, model, returned=True)
+    types = [returned[entry.name].dtype for entry in _layout(model).entries if entry.path[0] == 'params']
+    return min(types, key=lambda one: jnp.finfo(one).bits)
+
+  what = fit, model, variables, samples, targets, settings, classes, given_or_seen, kind
   found = _compared(given.get('progress', 'auto'), steps, *what)
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
@@ -235,13 +243,25 @@ def update_of(exchange: Exchange, model: Model) -> Tree:
   """Returns what was returned minus what was sent, float32, a tree like the parameters of a model from PyTorch.
 
   Raises:
-    UsageError: where the names or the shapes are not those of the model's state dict, or no weights were returned.
+    UsageError: where the names or the shapes are not those of the model's state dict, or no weights were returned; for
+      integers in place of floats; and for what is a tenth of what was sent, or less: a difference of weights.
   """
   layout = _layout(model)
   if not exchange.returned:
     raise errors.UsageError('no weights left the client: under secure aggregation, or by its own choice')
-  before, after = (_named(exchange.sent, model), _named(exchange.returned, model, returned=True))
-  moved = {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in before}
+  before, after = (
+    {name: array.astype(np.float64) for name, array in _named(arrays, model, returned).items()}
+    for arrays, returned in ((exchange.sent, False), (exchange.returned, True))
+  )
+  trained = [entry.name for entry in layout.entries if entry.path[0] == 'params']
+  sent, came = (float(np.sqrt(sum(np.square(of[name]).sum() for name in trained))) for of in (before, after))
+  if came < _DIFFERENCE * sent:
+    raise errors.UsageError(
+      f'the client was sent weights of the norm {sent:.3g} and returned arrays of the norm {came:.3g}: these look like a '
+      'difference of weights, expected the weights after training. Have it return what it was sent plus the difference; '
+      'a recorded one is read by gradleak.read_update(list(exchange.returned.values()), model, variables)'
+    )
+  moved = {name: after[name] - before[name] for name in before}
   return jax.tree.map(lambda x: np.asarray(x, np.float32), layout.variables(moved)['params'])
 
 
@@ -286,6 +306,11 @@ def _named(arrays: Mapping[str, np.ndarray], model: Model, returned: bool = Fals
       raise errors.UsageError(
         f'the arrays are not the state dict of {model.name!r}: {name!r} {what}, expected shape {entry.shape}; there '
         f'are {len(arrays)} arrays, and {len(names)} in the state dict'
+      )
+    if entry.dtype.startswith('float') and not jnp.issubdtype(found.dtype, jnp.floating):
+      raise errors.UsageError(
+        f'the array {name!r} is {found.dtype}, expected floats: values that are quantised mean nothing without their '
+        'scale'
       )
   return {name: np.asarray(arrays[name]) for name in entries}
 

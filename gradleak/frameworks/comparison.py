@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -25,6 +26,7 @@ REPEATS = 1e-6  # and of two calls of a client that draws nothing
 _TRIED = 4  # how often a change that stands for rounding is drawn
 _SPREAD, _MOST = 3.0, 0.1  # times what they do to a tensor, and relative difference: what rounding explains at most
 _WHITE = 3.0  # ratio of the largest to the least deviation of noise that is the same in all parts of all tensors
+_BITS = 32  # of a type that does not round the weights which a client returns
 _FEW = 64  # entries of a part whose deviation says nothing
 _FLIPS = 6  # fair coins that a client tosses before it counts as one that draws nothing
 _ZEROS, _HEAVY = 0.01, 8.0  # share of zeros, and kurtosis, that noise does not have; Laplace's kurtosis is 6
@@ -115,6 +117,7 @@ def compare(
   settings: ClientSettings,
   num_classes: int,
   defense: Callable[[], Defense | None] = lambda: None,
+  kind: Callable[[], Any] = lambda: np.float32,
 ) -> Comparison:
   """Returns the `Comparison` of a client with the simulated one.
 
@@ -130,14 +133,21 @@ def compare(
     settings: of the simulated client.
     num_classes: of the model.
     defense: returns what the client uses, simulated as well; it is called once the client has trained.
+    kind: returns the type of the weights that the client returns. One of 16 bits rounds them, so that settings are not
+      searched for.
 
   Raises:
-    UsageError: where the client returns what it was sent.
+    UsageError: where the client returns what it was sent, or values that are not finite.
   """
   fit = _copying(fit)
   pair = _two(fit, samples, targets)
   if not _norm(pair[0]):
     raise errors.UsageError('the client returns the weights that it was sent: it did not train')
+  if not np.isfinite(_norm(pair[0]) + _norm(pair[1])):
+    raise errors.UsageError(
+      'the client returns values that are not finite: its training diverges on these samples. A smaller learning rate, '
+      'or other samples, may help'
+    )
   repeat = _apart(*pair)
   simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick))
   sent = simulated(settings)
@@ -150,9 +160,13 @@ def compare(
   undrawn = _undrawn(simulated, variables, settings, samples, targets, draws=draws)
   if undrawn:
     return _still(
-      compare(fit, model, variables, samples, targets, dataclasses.replace(settings, **undrawn), num_classes), undrawn
+      compare(
+        fit, model, variables, samples, targets, dataclasses.replace(settings, **undrawn), num_classes, kind=kind
+      ),
+      undrawn,
     )
-  difference = _apart(pair[0], sent(variables)(samples, targets))
+  mine = sent(variables)(samples, targets)
+  difference = _apart(pair[0], mine)
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
   drawn = _said(draws, noise, repeat)
@@ -161,6 +175,8 @@ def compare(
   if difference <= expected or rounded:
     why = 'the noise' if draws == 'noise' else ROUNDINGS[0].name if rounded else ''
     return made(True, (), (_agreed(difference, why), *drawn))
+  if jnp.finfo(kind()).bits < _BITS:
+    return _of_few_bits(made, variables['params'], mine, np.dtype(kind()), drawn)
   if draws in ('samples', 'noise'):
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
@@ -179,6 +195,25 @@ def compare(
   if sought.agrees:
     return made(True, (), (agreed, *drawn))
   return made(False, tuple(sought.found), (_told(difference, sought.found, sought.rounding), *drawn))
+
+
+def _of_few_bits(
+  made: Callable[..., Comparison], params: Tree, mine: Tree, kind: np.dtype, drawn: list[str]
+) -> Comparison:
+  """Returns the comparison with a client that rounds its weights to a short type before it returns them."""
+  update, difference = made.args[0], made.args[1]
+
+  def rounded(sent: Any, moved: Any) -> np.ndarray:
+    sent = np.asarray(sent, np.float64)
+    return (sent + np.asarray(moved, np.float64)).astype(kind).astype(np.float64) - sent
+
+  short = jax.tree.map(rounded, params, mine)
+  share = _distance(short, mine) / _norm(update)
+  told = f'The client returns {kind.name}, which moves the update by {share:.2g} of its norm'
+  if _distance(update, short) <= _LOUD * _distance(short, mine) + AGREES * _norm(update):
+    return made(True, (), (f'The simulated client agrees, but for rounding. {told}.', *drawn))
+  words = f'{told}. The updates differ by {difference:.2g}: have it return float32 to have its settings compared.'
+  return made(False, (), (words, *drawn))
 
 
 def _copying(fit: Fit) -> Fit:

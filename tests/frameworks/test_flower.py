@@ -188,6 +188,44 @@ def test_a_client_that_normalises_in_place_leaves_the_samples_as_they_are(grey):
   assert found.comparison.agrees
 
 
+def _changed(grey, change, **settings):
+  """Returns the audit of a client that changes the arrays which it returns, each by (array sent, array trained)."""
+  images, network, flat = grey
+
+  def client(x, y):
+    made = quickstart.numpy_client(x, y, network=lambda: copy.deepcopy(flat), **settings)
+    train = made.fit
+    made.fit = lambda sent, config: ([change(*pair) for pair in zip(sent, train(sent, config)[0], strict=True)], 3, {})
+    return made
+
+  return flower.audit(client, images, np.asarray([0, 1, 2]), *network, **KNOWN)
+
+
+def test_a_client_that_rounds_its_weights_is_told_at_once(grey):
+  def half(sent, trained):
+    return trained.astype(np.float16)
+
+  found = _changed(grey, half).comparison
+  assert found.agrees and not found.explanations
+  assert 'agrees, but for rounding. The client returns float16, which moves the update by' in found.words[0]
+  found = _changed(grey, half, lr=0.05).comparison  # no setting is searched for
+  assert not found.agrees and not found.explanations and 'have it return float32' in found.words[0]
+
+
+@pytest.mark.parametrize(
+  ('change', 'match'),
+  [
+    (lambda sent, trained: trained - sent, r'these look like a difference of weights, expected the weights after'),
+    (lambda sent, trained: (100 * trained).astype(np.int8), r"the array '1\.weight' is int8, expected floats"),
+    (lambda sent, trained: trained * np.float32('nan'), r'returns values that are not finite: its training diverges'),
+  ],
+  ids=['delta', 'integers', 'nan'],
+)
+def test_what_is_no_weights_is_refused_before_settings_are_tried(change, match, grey):
+  with pytest.raises(errors.UsageError, match=match):
+    _changed(grey, change)
+
+
 def test_labels_and_pixels_out_of_range_are_refused_before_the_client_is_called(grey):
   images, network, _ = grey
   for samples, targets, match in (
