@@ -211,6 +211,7 @@ for _name, _function in {
   'log1p': jnp.log1p, 'sqrt': jnp.sqrt, 'rsqrt': jax.lax.rsqrt, 'sin': jnp.sin, 'cos': jnp.cos, 'tan': jnp.tan,
   'asin': jnp.arcsin, 'acos': jnp.arccos, 'atan': jnp.arctan, 'sinh': jnp.sinh, 'cosh': jnp.cosh, 'tanh': jnp.tanh,
   'asinh': jnp.arcsinh, 'acosh': jnp.arccosh, 'atanh': jnp.arctanh, 'sigmoid': jax.nn.sigmoid, 'erf': jax.lax.erf,
+  'erfc': jax.lax.erfc,
   'erfinv': jax.lax.erf_inv, 'lgamma': jax.lax.lgamma, 'digamma': jax.lax.digamma, 'reciprocal': lambda x: 1 / x,
   'silu': jax.nn.silu, 'log_sigmoid': jax.nn.log_sigmoid,
   'mish': lambda x: x * jnp.tanh(jax.nn.softplus(x)),
@@ -236,6 +237,8 @@ for _name, _function in {
 }.items():  # fmt: skip
   entrywise(_name)(_function)  # type: ignore[arg-type]
 
+entrywise('fmax')(lambda a, b: jnp.where((a >= b) | jnp.isnan(b), a, b))  # of equal ones, the first has the derivative
+entrywise('fmin')(lambda a, b: jnp.where((a <= b) | jnp.isnan(b), a, b))
 entrywise('atan2', floats=True)(jnp.arctan2)
 entrywise('hypot', floats=True)(lambda a, b: trees.safe_sqrt(jnp.square(a) + jnp.square(b)))
 entrywise('add')(lambda a, b, alpha=1: a + (b if alpha == 1 else b * jnp.asarray(alpha, b.dtype)))
@@ -434,7 +437,16 @@ def _vector_norm(
     return trees.safe_sqrt(jnp.sum(jnp.square(x), over, keepdims=keepdim))
   if order == 1:
     return jnp.sum(trees.magnitude(x), over, keepdims=keepdim)
-  raise Unsupported(f'a norm of order {order}')
+  if math.isinf(order):
+    return (jnp.max if order > 0 else jnp.min)(trees.magnitude(x), over, keepdims=keepdim)
+  if order <= 0:
+    raise Unsupported(f'a norm of order {order:g}')
+
+  def power(value: jax.Array, exponent: float) -> jax.Array:  # 0 at 0, with the derivative 0
+    nothing = value <= 0
+    return jnp.where(nothing, jnp.zeros_like(value), jnp.where(nothing, jnp.ones_like(value), value) ** exponent)
+
+  return power(jnp.sum(power(trees.magnitude(x), order), over, keepdims=keepdim), 1 / order)
 
 
 @operation('cumsum')
@@ -472,7 +484,8 @@ _extremum('min', jnp.argmin)
 
 
 @operation('sort')
-def _sort(run: Run, x: Any, dim: int = -1, descending: bool = False) -> Any:
+def _sort(run: Run, x: Any, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
+  del stable  # any order of equal ones is one of those that PyTorch may give
   order = jnp.argsort(x, dim, descending=descending).astype(np.int32)
   return jnp.take_along_axis(x, order, dim), order
 
@@ -481,6 +494,17 @@ def _sort(run: Run, x: Any, dim: int = -1, descending: bool = False) -> Any:
 def _topk(run: Run, x: Any, count: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> Any:
   place = (slice(None),) * axis(dim, x.ndim) + (slice(count),)
   return tuple(one[place] for one in _sort(run, x, dim, largest))
+
+
+@operation('kthvalue')
+def _kth(run: Run, x: Any, number: int, dim: int = -1, keepdim: bool = False) -> Any:
+  found = (one.take(np.asarray([number - 1]), axis(dim, x.ndim)) for one in _sort(run, x, dim))
+  return tuple(one if keepdim else jnp.squeeze(one, dim) for one in found)
+
+
+@operation('median.dim')
+def _median(run: Run, x: Any, dim: int, keepdim: bool = False) -> Any:
+  return _kth(run, x, (x.shape[axis(dim, x.ndim)] + 1) // 2, dim, keepdim)  # of two in the middle, the lower
 
 
 of_arrays('_softmax', 'softmax')(lambda x, dim, *others: jax.nn.softmax(x, dim))
