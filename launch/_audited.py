@@ -32,7 +32,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
     given.integer(
       'rounds_before', rounds, 'Rounds of training on the public samples before; 0: nobody has taken part yet.'
     )
-    given.shared('init', 'weights', *(NETWORK if 'model' in own else ()))
+    given.shared('init', 'weights', *(name for name in NETWORK if name != 'model' or 'model' in own))
   with _program.group('client'):
     given.settings(gl.ClientSettings)
   with _program.group('attacker'):
@@ -91,9 +91,12 @@ def _gallery(name: str, split: str, **options: Any) -> Any:
 
 
 def scenario(
-  given: Flags, model: gl.models.Model, seed: int, dataset: Any, public: tuple | None
+  given: Flags, model: gl.models.Model, seed: int, dataset: Any, public: tuple | None, drawn: Any = None
 ) -> tuple[jax.Array, gl.Scenario]:
-  """Returns (key of the audit, `Scenario`) of a model and a seed, before any training."""
+  """Returns (key of the audit, `Scenario`) of a model and a seed, before any training.
+
+  Its variables are those of the flag --weights, or else `drawn`, or drawn by the model where that is None.
+  """
   key = jax.random.key(seed)
   rounds = errors.check_number('rounds_before', given.rounds_before, low=0, high=10**6, integer=True)
   if rounds and public is None:
@@ -101,6 +104,7 @@ def scenario(
       raise errors.UsageError(f'{rounds} rounds before the audit need public samples, and there are none')
     rounds = 0
   variables = given.variables(model, dataset, public, 'public')
+  variables = drawn if variables is None else variables
   built = gl.scenario(
     model,
     dataset.samples,

@@ -247,12 +247,13 @@ class Flags:
       _program.say(f'note: {note}')
     return dataset
 
-  def network(self, num_classes: int, sample_shape: tuple[int, ...]) -> Any:
+  def network(self, num_classes: int, sample_shape: tuple[int, ...], seed: int | None = None) -> Any:
     """Returns the `Model` of the flags --model and --init, or of --torch_model.
 
     Args:
       num_classes: number of logits; a network of PyTorch has its own.
       sample_shape: (H, W, C), for a network of PyTorch.
+      seed: of the weights of a network of PyTorch; None for that of the flag --seed, if there is one.
 
     Raises:
       UsageError: for flags of one network where the other is given, and for a module that is not found.
@@ -260,15 +261,12 @@ class Flags:
     import gradleak as gl
 
     if not self.torch_model:
-      self.refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
+      self.check_torch()
       init = {'init': self.init} if 'init' in self else {}
       return gl.models.create(self.model, num_classes, **init, columns=self.columns, known=self.known)
-    self.refuse_beside('the networks of --model, and not for --torch_model', 'model', *({'init'} & {*self._holders}))
-    if 'seed' in self:
-      seeded = importlib.util.find_spec('torch') and importlib.import_module('torch')
-      if seeded:
-        seeded.manual_seed(self.seed)
-    module = made(self.torch_model)
+    own = [name for name in ('model', 'models', 'init') if name in self]
+    self.refuse_beside(f'the networks of --{own[0]}, and not for --torch_model', *own)
+    module = self._drawn(seed)
     mean, std = (numbers(name, getattr(self, name)) for name in ('torch_mean', 'torch_std'))
     _program.say(f'exporting {self.torch_model} …')
     rng = np.random.default_rng(0)
@@ -276,6 +274,33 @@ class Flags:
     if 'vocabulary' in self.known:
       example = rng.integers(self.known['vocabulary'], size=example.shape, dtype=np.int32)
     return gl.models.from_torch(module, example, mean=mean, std=std)[0]
+
+  def check_torch(self) -> None:
+    """Raises `UsageError` for the normalisation of a network of PyTorch where there is no such network."""
+    if not self.torch_model:
+      self.refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
+
+  def _drawn(self, seed: int | None) -> Any:
+    """Returns the module of --torch_model; what it draws is of a seed, or else of the flag --seed, if there is one."""
+    seed = self.seed if seed is None and 'seed' in self else seed
+    if seed is not None and importlib.util.find_spec('torch'):
+      importlib.import_module('torch').manual_seed(seed)
+    return made(self.torch_model)
+
+  def torch_variables(self, model: Any, sample_shape: tuple[int, ...], seed: int) -> Any:
+    """Returns the variables of the module of --torch_model as it is made anew under a seed.
+
+    Args:
+      model: what `network` made of it, under any seed.
+      sample_shape: (H, W, C).
+      seed: of what the module draws.
+
+    Raises:
+      UsageError: for a module that is not found, or whose tensors are others than those of the model.
+    """
+    import gradleak as gl
+
+    return gl.read_weights(dict(self._drawn(seed).state_dict()), model, sample_shape)
 
   def refuse_beside(self, what: str, *names: str) -> None:
     """Raises `UsageError` where one of these flags is given, which are for something else."""

@@ -53,14 +53,12 @@ def main(_):
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
   attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
-  names = grammar.parse_list(_GIVEN.models, 'model')
   audits = {}
-  for name in names:
-    model = gl.models.create(
-      name, _GIVEN.outputs(dataset), init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known
-    )
+  for model in _models(dataset, seeds[0]):
     for seed in seeds:
-      key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public)
+      own = _GIVEN.torch_model and not _GIVEN.weights
+      drawn = _GIVEN.torch_variables(model, dataset.samples.shape[1:], seed) if own else None
+      key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public, drawn)
       audits[f'{model.name}-seed{seed}'] = key, _audited.trained(seed, scenario)
 
   def on_result(folder, result):
@@ -93,6 +91,17 @@ def main(_):
     print(f'picture: {os.path.join(workdir, "sweep.png")}')
   for name in audits:
     print(f'report: {os.path.join(workdir, name, "report.html")}')
+
+
+def _models(dataset, seed):
+  """Yields the models that the flags describe; one of PyTorch is exported once for all seeds."""
+  _GIVEN.check_torch()
+  number = _GIVEN.outputs(dataset)
+  if _GIVEN.torch_model:
+    yield _GIVEN.network(number, dataset.samples.shape[1:], seed)
+    return
+  for name in grammar.parse_list(_GIVEN.models, 'model'):
+    yield gl.models.create(name, number, init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known)
 
 
 def _seeds():

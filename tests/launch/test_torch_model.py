@@ -126,9 +126,35 @@ def test_programs_of_all_samples_take_all_flags_of_reading_them(program):
   assert missing <= {'limit'}
 
 
+@pytest.mark.long
+def test_a_sweep_draws_the_weights_of_a_network_of_pytorch_by_its_seeds(tmp_path, monkeypatch):
+  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
+  (tmp_path / 'of_seeds.py').write_text(NETWORK.replace('def net', 'def seeded'))
+  monkeypatch.syspath_prepend(str(tmp_path))
+  module, flags = programs._load('sweep')
+  dataset, found = gl.data.load('digits', limit=1), {}
+
+  def kept(audits, *others, **more):
+    found.update(audits)
+    raise InterruptedError
+
+  with mock.patch.object(absl_flags, 'FLAGS', flags), mock.patch.object(module, 'sweep', kept):
+    flags(['sweep', '--torch_model=of_seeds:seeded', '--seeds=3;5', '--dataset=digits', '--trials=1', '--public=0'])
+    monkeypatch.setattr(module._audited, 'load', lambda given: (given.fit(dataset), (dataset, None))[1])
+    with pytest.raises(InterruptedError):
+      module.main(None)
+    flags.unparse_flags()
+  assert len({id(scenario.client.model) for _, scenario in found.values()}) == 1 and len(found) == 2
+  for seed, (_, scenario) in zip((3, 5), found.values(), strict=True):
+    torch.manual_seed(seed)
+    bias = __import__('of_seeds').seeded()[4].bias.detach().numpy()
+    np.testing.assert_array_equal(scenario.variables['params']['4']['bias'], bias)
+
+
 @pytest.mark.parametrize('program', ['attack', 'audit', 'autoleak', 'epsilon', 'identify', 'sensitivity', 'train'])
 def test_programs_of_one_network_take_those_of_pytorch(program):
   assert {*_flags.NETWORK} <= {*programs._load(program)[0]._GIVEN.defined()}
+  assert {*_flags.NETWORK} - {'model'} <= {*programs._load('sweep')[0]._GIVEN.defined()}
 
 
 def test_what_repeats_an_entry_names_no_other_network():
