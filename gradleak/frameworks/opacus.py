@@ -22,9 +22,10 @@ class Step(NamedTuple):
   Attributes:
     optimizer: the name of its class in Opacus.
     norm, noise: the bound on a sample's gradient, a number or one for each layer, and the noise multiplier.
-    divisor: the number of samples by which the sum is divided, None where it is not.
+    divisor: the number of samples by which the sum is divided, over all batches that it is accumulated from; None where
+      it is not.
     rate: the probability with which each sample is in a batch, 1.0 without Poisson sampling.
-    samples: of its batch, None where they cannot be counted.
+    samples: of its batch, of all parts of one that is cut to save memory; None where they cannot be counted.
   """
 
   optimizer: str
@@ -44,15 +45,20 @@ def watched(steps: list[Step]) -> Iterator[None]:
     yield
     return
   ghosts = getattr(sys.modules.get(_GHOSTS), 'GradSampleModuleFastGradientClipping', None)
-  rates, clipped = [1.0], list[int]()
+  rates, clipped = [1.0], list[int | None]()
 
   def scale_grad(optimizer: Any) -> None:
-    divisor = optimizer.expected_batch_size if optimizer.loss_reduction == 'mean' else None
+    mean = optimizer.loss_reduction == 'mean'
+    divisor = optimizer.expected_batch_size * optimizer.accumulated_iterations if mean else None
     kind, norm, noise = type(optimizer).__name__, optimizer.max_grad_norm, float(optimizer.noise_multiplier)
-    samples = sum(clipped) or _samples(optimizer)
+    samples = None if None in clipped else sum(one or 0 for one in clipped) or _samples(optimizer)
     clipped.clear()
     steps.append(Step(kind, norm, noise, divisor, rates[-1], samples))
     scale(optimizer)
+
+  def clip_and_accumulate(optimizer: Any) -> None:  # once for each part of a batch that is cut to save memory
+    clipped.append(_samples(optimizer))
+    clip(optimizer)
 
   def get_clipping_coef(module: Any) -> Any:  # ghost clipping: a factor for each sample in place of its gradient
     found = factors(module)
@@ -64,14 +70,14 @@ def watched(steps: list[Step]) -> Iterator[None]:
     return drawn(sampler)
 
   optimizer, sampler = optimizers.DPOptimizer, samplers.UniformWithReplacementSampler
-  scale, drawn = optimizer.scale_grad, sampler.__iter__
-  optimizer.scale_grad, sampler.__iter__ = scale_grad, batches
+  scale, clip, drawn = optimizer.scale_grad, optimizer.clip_and_accumulate, sampler.__iter__
+  optimizer.scale_grad, optimizer.clip_and_accumulate, sampler.__iter__ = scale_grad, clip_and_accumulate, batches
   if ghosts is not None:
     factors, ghosts.get_clipping_coef = ghosts.get_clipping_coef, get_clipping_coef
   try:
     yield
   finally:
-    optimizer.scale_grad, sampler.__iter__ = scale, drawn
+    optimizer.scale_grad, optimizer.clip_and_accumulate, sampler.__iter__ = scale, clip, drawn
     if ghosts is not None:
       ghosts.get_clipping_coef = factors
 

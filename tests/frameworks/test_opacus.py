@@ -33,9 +33,15 @@ def sent():
   return models.from_torch(network(), IMAGES)
 
 
-def trained(net, images, labels, *, batch=6, epochs=1, norm=0.5, noise=0.02, reduction='mean', **private):
-  """Trains as the documents of Opacus do, and returns its module around the network."""
+def trained(
+  net, images, labels, *, batch=6, epochs=1, norm=0.5, noise=0.02, reduction='mean', most=None, every=1, **private
+):
+  """Trains as the documents of Opacus do, and returns its module around the network.
+
+  Batches are cut into parts of `most` samples, and each step is of `every` so many of them.
+  """
   from opacus import PrivacyEngine
+  from opacus.utils.batch_memory_manager import wrap_data_loader
 
   loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), batch_size=batch)
   criterion = torch.nn.CrossEntropyLoss(reduction=reduction)
@@ -45,11 +51,14 @@ def trained(net, images, labels, *, batch=6, epochs=1, norm=0.5, noise=0.02, red
   )  # fmt: skip
   net, optimizer, loader = made[0], made[1], made[-1]
   loss = made[2] if len(made) == 4 else criterion  # ghost clipping has a loss of its own
+  loader = wrap_data_loader(data_loader=loader, max_batch_size=most, optimizer=optimizer) if most else loader
   for _ in range(epochs):
-    for x, y in loader:
-      optimizer.zero_grad()
+    for number, (x, y) in enumerate(loader):
+      if number % every == 0:
+        optimizer.zero_grad()
       loss(net(x), y).backward()
-      optimizer.step()
+      if number % every == every - 1:
+        optimizer.step()
   return net
 
 
@@ -104,8 +113,10 @@ def audited(sent, *, made=client, key=None, defense=None, believed=(), **setting
       {'local_batch_size': 2, 'local_epochs': 2},
       'dpsgd(norm=0.5,noise=1.0)',
     ),
+    ({'most': 4, 'poisson_sampling': False}, {}, 'dpsgd(norm=0.5,noise=0.02)'),
+    ({'batch': 2, 'every': 3, 'poisson_sampling': False}, {}, 'dpsgd(norm=0.5,noise=0.02)'),
   ],
-  ids=['noise', 'app', 'clipping', 'ghost', 'steps'],
+  ids=['noise', 'app', 'clipping', 'ghost', 'steps', 'parts', 'accumulated'],
 )
 def test_dpsgd_is_recognised_and_simulated(sent, settings, believed, seen):
   found = audited(sent, believed=believed, **settings).comparison
