@@ -34,6 +34,15 @@ def sending(client):
   return jax.jit(client.local_update)
 
 
+class OfTorch:
+  """A tensor as PyTorch has it that requires a gradient."""
+
+  shape = (10,)
+
+  def __array__(self, *types, **options):
+    raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
 class Case:
   """A model with its variables and clients' updates on real digits."""
 
@@ -198,6 +207,7 @@ def test_updates_that_cannot_be_attacked_say_why(affine):
     ({**update, 'bias': np.full(10, np.nan, np.float32)}, 'not finite: 10 of 10 in bias'),
     ({**update, 'bias': np.zeros(10, np.int32)}, 'the tensor bias of the update is int32, expected floats'),
     (jax.tree.map(np.zeros_like, update), 'every value of the update is zero'),
+    ({**update, 'bias': OfTorch()}, r'the tensor bias of the update is .*expected an array of numbers \(.*detach'),
   ]:
     with pytest.raises(gl.UsageError, match=message):
       affine.attack(changed)

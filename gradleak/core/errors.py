@@ -187,7 +187,7 @@ def as_array(name: str, value: Any) -> Any:
 
   try:
     array = value if isinstance(value, jax.Array) else np.asarray(value)
-  except (TypeError, ValueError, OverflowError) as error:
+  except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last of PyTorch, for what has a gradient
     raise UsageError(f'{name} is {shown(value)}, expected an array of numbers ({error})') from None
   if not isinstance(array.dtype, np.dtype) or array.dtype.kind in 'OSUcMm':
     found = shown(value) if array.ndim == 0 else f'{array.dtype} of shape {array.shape}'

@@ -209,7 +209,7 @@ def checked(update: Any, params: Tree, layout: Layout | None = None) -> Checked:
     )
   found = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(update)}
   wanted = {_name(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-  arrays = {name: np.asarray(leaf) for name, leaf in found.items()}
+  arrays = {name: errors.host_array(f'the tensor {name} of the update', leaf) for name, leaf in found.items()}
   _refuse_misfits('the update does not fit the model', arrays, {name: leaf.shape for name, leaf in wanted.items()})
   for name, array in arrays.items():
     if not jnp.issubdtype(array.dtype, jnp.floating):
