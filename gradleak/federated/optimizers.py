@@ -25,6 +25,11 @@ def sgd(rate: Rate, momentum: float = 0.0) -> optax.GradientTransformation:
   return optax.sgd(rate, momentum or None)
 
 
+def nesterov(rate: Rate, momentum: float) -> optax.GradientTransformation:
+  """Returns SGD with PyTorch's Nesterov momentum m: b ← m·b + g, and a step of g + m·b."""
+  return optax.sgd(rate, momentum, nesterov=True)
+
+
 def adam(rate: Rate) -> optax.GradientTransformation:
   """Returns Adam with β = 0.9 and 0.999, ε = 1e-8; PyTorch adds its weight decay to the gradient."""
   return optax.chain(_scaled_by_adam(), optax.scale_by_learning_rate(rate))
@@ -76,6 +81,7 @@ def rmsprop(rate: Rate, momentum: float = 0.0) -> optax.GradientTransformation:
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
   'sgd': sgd,
+  'nesterov': nesterov,
   'adam': adam,
   'adamw': adamw,
   'rmsprop': rmsprop,

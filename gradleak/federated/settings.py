@@ -46,10 +46,14 @@ class ClientSettings:
     None, 'Learning rate of local training; 0.1 · (1 − momentum) by default.', **_CLIENT, low=1e-12, finite=True
   )
   optimizer: str = setting(
-    'sgd', 'Optimizer of local training: sgd, adam, adamw or rmsprop.', **_CLIENT, choices=tuple(OPTIMIZERS)
+    'sgd', 'Optimizer of local training: sgd, nesterov, adam, adamw or rmsprop.', **_CLIENT, choices=tuple(OPTIMIZERS)
   )
   momentum: float = setting(
-    0.0, "Momentum of local training by sgd or rmsprop; adam's own are 0.9 and 0.999.", **_CLIENT, low=0, high=1
+    0.0,
+    "Momentum of local training by sgd, nesterov or rmsprop; adam's own are 0.9 and 0.999.",
+    **_CLIENT,
+    low=0,
+    high=1,
   )
   weight_decay: float = setting(
     0.0,
@@ -128,6 +132,8 @@ class ClientSettings:
       raise errors.UsageError('momentum is 1, for which the learning rate has no default: give learning_rate')
     if self.optimizer in ('adam', 'adamw') and self.momentum:
       raise errors.UsageError(f'momentum is {self.momentum!r}, and {self.optimizer} has its own: leave it at 0')
+    if self.optimizer == 'nesterov' and not self.momentum:
+      raise errors.UsageError('momentum is 0.0, and nesterov is SGD with a momentum: give momentum, or take sgd')
     return _client(self, model, num_classes)
 
   @property
@@ -195,7 +201,7 @@ def _order(text: str) -> tuple | None:
 
 def _optimizer(given: ClientSettings) -> optax.GradientTransformation:
   rate = _rate(given)
-  if given.optimizer in ('sgd', 'rmsprop'):
+  if given.optimizer in ('sgd', 'nesterov', 'rmsprop'):
     return OPTIMIZERS[given.optimizer](rate, given.momentum)
   return adamw(rate, given.weight_decay) if given.optimizer == 'adamw' else OPTIMIZERS[given.optimizer](rate)
 

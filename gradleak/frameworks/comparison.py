@@ -33,6 +33,8 @@ _ZEROS, _HEAVY = 0.01, 8.0  # share of zeros, and kurtosis, that noise does not 
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
 _NOT_QUICK = ('frozen', 'private', 'augment', 'cohort', 'precision', 'order')  # what `_quick` leaves to the client
+_SMALL, _STRAIGHT = 2.0**-16, 0.3  # relative change of pixels, and of how far twice as much moves an update
+_MOMENTUM = 0.9  # what most people type
 _REFINED = 8  # rates that are tried for one change
 _ROUNDS = 4  # of explaining what another explanation leaves, of a client that shuffles
 _UNDRAWN = {'sample_order': 'fixed', 'augment': 'none'}
@@ -123,7 +125,8 @@ def compare(
 
   The client is called until two updates on the samples differ, or seven times at most. If they differ, it is called on
   the first sample as well: an order needs several samples. A client that shuffles is called on copies of it, too, whose
-  number tells the steps. Noise is what has the same deviation in every tensor.
+  number tells the steps. Noise is what has the same deviation in every tensor. Where no setting explains a difference,
+  it is called on pixels that hardly differ, which tells whether it rounds more than float32 does.
 
   Args:
     fit: (samples, targets) -> the delta of the parameters that the client returns, a tree like the parameters. Each
@@ -181,7 +184,8 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  search = functools.partial(_sought, simulated, quick, variables, model)
+  coarse = functools.cache(lambda: _is_coarse(fit, samples, targets))
+  search = functools.partial(_sought, coarse, simulated, quick, variables, model)
   if draws == 'order':
     sought = _shuffled(search, fit, model, settings, pair[0], samples, targets)
     agreed = (
@@ -354,7 +358,26 @@ def _white(first: Tree, second: Tree) -> float:
   return float(np.sqrt(squares / 2))
 
 
+def _is_coarse(fit: Fit, samples: np.ndarray, targets: np.ndarray) -> bool:
+  """Returns whether a client rounds more than float32 does, or may do so.
+
+  In float32, twice a small change of the pixels moves an update twice as far. Rounding to fewer bits makes it jump, and
+  so does a ReLU that meets its kink: one change that it follows is enough. Copies of one sample have no order.
+  """
+  draw = np.random.default_rng(0)
+  copies, labels = (np.repeat(part[:1], len(part), axis=0) for part in (samples, targets))
+  start = fit(copies, labels)
+  for _ in range(_TRIED):
+    change = _SMALL * draw.standard_normal(samples[:1].shape)
+    near = [np.clip(copies * (1 + times * change), 0, 1).astype(copies.dtype) for times in (1, 2)]
+    once, twice = (jax.tree.map(lambda a, b: np.subtract(a, b, dtype=np.float64), fit(x, labels), start) for x in near)
+    if 0 < _norm(twice) and _distance(twice, jax.tree.map(lambda x: 2 * x, once)) <= _STRAIGHT * _norm(twice):
+      return False
+  return True
+
+
 def _sought(
+  coarse: Callable[[], bool],
   simulate: Callable[[ClientSettings], Sent],
   quick: Callable[[ClientSettings], Sent],
   variables: Mapping,
@@ -367,18 +390,20 @@ def _sought(
 ) -> _Sought:
   """Returns what explains a target that is not that of these settings.
 
+  Rounding to fewer bits than float32 has explains it where the client is `coarse` alone: it would hide other settings.
   With counts it is a list of updates, each of so many of the samples, and may be that of the settings.
   """
   exact, quickly, what = _of_each(counts, simulate)(settings), _of_each(counts, quick), (target, samples, targets)
   if counts and (_apart(target, exact(variables)(samples, targets)) <= AGREES or _rounded(exact, variables, *what)):
     return _Sought(True, [], ROUNDINGS[0])
   found, rounding = _explained(quickly, variables, settings, model, *what), ROUNDINGS[0]
-  for coarse in () if found else ROUNDINGS[1:]:
-    if _rounded(exact, variables, *what, coarse):
-      return _Sought(True, [], coarse)
-  for coarse in ROUNDINGS[1:]:
+  kinds = () if found or not coarse() else ROUNDINGS[1:]
+  for kind in kinds:
+    if _rounded(exact, variables, *what, kind):
+      return _Sought(True, [], kind)
+  for kind in kinds:
     if not found:
-      found, rounding = _explained(quickly, variables, settings, model, *what, coarse), coarse
+      found, rounding = _explained(quickly, variables, settings, model, *what, kind), kind
   return _Sought(False, found, rounding)
 
 
@@ -588,6 +613,7 @@ def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[
   optimizers = [
     *((f'optimizer={one!r}', {'optimizer': one, 'momentum': 0.0}, same) for one in ('sgd', 'adam', 'rmsprop')),
     ("optimizer='adamw'", {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01}, same),  # PyTorch's default
+    *((words, change, same) for words, change in _nesterov(settings)),
   ]
   yield optimizers
   yield [*fields(last_batch=('kept', 'dropped')), *fields(accumulate=(1, 2, 4, 8))]
@@ -599,6 +625,15 @@ def _kinds(settings: ClientSettings, count: int, model: Model) -> Iterator[list[
     )
     if epochs != settings.local_epochs
   ]
+
+
+def _nesterov(settings: ClientSettings) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields (words, changes) to Nesterov's momentum, or from it to the usual one, at the momentum given and at 0.9."""
+  name = 'sgd' if settings.optimizer == 'nesterov' else 'nesterov'
+  if settings.momentum:
+    yield f'optimizer={name!r}', {'optimizer': name}
+  if settings.momentum != _MOMENTUM:
+    yield f'optimizer={name!r} and momentum={_MOMENTUM}', {'optimizer': name, 'momentum': _MOMENTUM}
 
 
 def _sizes(count: int) -> list[int]:

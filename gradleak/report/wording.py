@@ -98,7 +98,8 @@ def _client(config: Mapping[str, Any]) -> str:
 
 def optimizer(name: Any) -> str:
   """Returns what people call an optimizer of `ClientSettings`."""
-  return {'sgd': 'SGD', 'adam': 'Adam', 'adamw': 'AdamW', 'rmsprop': 'RMSprop'}.get(str(name), str(name))
+  of_sgd = {'sgd': 'SGD', 'nesterov': 'SGD with Nesterov’s momentum'}
+  return {**of_sgd, 'adam': 'Adam', 'adamw': 'AdamW', 'rmsprop': 'RMSprop'}.get(str(name), str(name))
 
 
 def _local(config: Mapping[str, Any]) -> str:

@@ -99,6 +99,7 @@ def test_the_order_of_the_samples_is_given():
     ({'order': '0,1;1,0;0,1'}, 'the order is of 2 samples, and the client has 7'),
     ({'order': ';'.join(['0,1,2,3,4,5,6'] * 3), 'sample_order': 'shuffled'}, 'leave one of the two out'),
     ({'optimizer': 'adamw', 'momentum': 0.5}, 'momentum is 0.5, and adamw has its own'),
+    ({'optimizer': 'nesterov'}, 'momentum is 0.0, and nesterov is SGD with a momentum'),
     ({'private': 'Conv_0'}, "unknown private layer 'Conv_0'"),
     ({'accumulate': 0}, 'accumulate is 0'),
     ({'proximal': -1.0}, 'proximal is -1.0'),
@@ -160,6 +161,7 @@ def test_private_layers_are_trained_and_not_shared(small_images):
 
 TORCH = {
   'sgd': ({'momentum': 0.9, 'weight_decay': 0.01}, lambda t, p: t.optim.SGD(p, 0.05, 0.9, weight_decay=0.01)),
+  'nesterov': ({'momentum': 0.9}, lambda t, p: t.optim.SGD(p, 0.05, 0.9, nesterov=True)),
   'adam': ({'weight_decay': 0.01}, lambda t, p: t.optim.Adam(p, 0.05, weight_decay=0.01)),
   'adamw': ({'weight_decay': 0.02}, lambda t, p: t.optim.AdamW(p, 0.05, weight_decay=0.02)),
   'rmsprop': ({'momentum': 0.5}, lambda t, p: t.optim.RMSprop(p, 0.05, momentum=0.5)),

@@ -168,6 +168,7 @@ def optimizer_of(given, parameters):
   rate, decay, momentum = given.rate, given.weight_decay, given.momentum
   return {
     'sgd': lambda: torch.optim.SGD(parameters, rate, momentum, weight_decay=decay),
+    'nesterov': lambda: torch.optim.SGD(parameters, rate, momentum, weight_decay=decay, nesterov=True),
     'adam': lambda: torch.optim.Adam(parameters, rate, weight_decay=decay),
     'adamw': lambda: torch.optim.AdamW(parameters, rate, weight_decay=decay),
     'rmsprop': lambda: torch.optim.RMSprop(parameters, rate, momentum=momentum, weight_decay=decay),
@@ -278,6 +279,7 @@ ALONE = [
   {'momentum': 0.9},
   {'weight_decay': 0.1},
   {'momentum': 0.9, 'weight_decay': 0.1},
+  {'optimizer': 'nesterov', 'momentum': 0.9, 'weight_decay': 0.1},
   {'optimizer': 'adam'},
   {'optimizer': 'adam', 'weight_decay': 0.1},
   {'optimizer': 'adamw', 'weight_decay': 0.1, 'learning_rate': 0.01},

@@ -90,6 +90,7 @@ def test_a_client_that_changes_its_samples_in_place_changes_no_others(check):
       for late in (
         {'weight_decay': 0.01},
         {'momentum': 0.0, 'learning_rate': 0.02},
+        {'optimizer': 'nesterov'},
         {'optimizer': 'adam', 'momentum': 0.0, 'learning_rate': 0.001},
         {'optimizer': 'adamw', 'momentum': 0.0, 'weight_decay': 0.01, 'learning_rate': 0.003},
         {'proximal': 1.0},
@@ -164,6 +165,32 @@ def test_a_wrong_setting_of_a_client_of_another_precision_is_named(imprecise):
   found = run(momentum=0.9)
   assert not found.agrees and 'but for rounding to' in found.words[0]
   assert any(one.changes.get('momentum') == 0.9 for one in found.explanations), found.explanations
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('bits', [24, 11, 8])
+def test_a_client_of_fewer_bits_is_told_by_its_jumps(bits, model, variables):
+  """Its settings need not be known; pixels and weights are rounded, as in front of a product."""
+  settings = dataclasses.replace(BELIEVED, optimizer='nesterov', momentum=0.9)
+
+  def rounded(x):
+    return np.asarray(jax.lax.reduce_precision(x, 8, bits - 1))
+
+  def fit(images, labels):
+    return comparison._simulated(model, jax.tree.map(rounded, variables), 4, settings, rounded(images), labels)
+
+  assert comparison._is_coarse(fit, IMAGES, LABELS) is (bits < 24)
+
+
+@pytest.mark.long
+def test_a_setting_that_is_not_tried_is_no_rounding(check, monkeypatch):
+  """It moves the update by as little as coarse products would; the search at full precision is left out."""
+  monkeypatch.setattr(comparison, '_explained', lambda *given: [])
+  found = check({'weight_decay': 0.0007})
+  assert comparison.AGREES < found.difference < 0.02
+  assert not found.agrees and 'no setting that was tried explains it' in found.words[0]
+  monkeypatch.setattr(comparison, '_is_coarse', lambda *given: True)
+  assert check({'weight_decay': 0.0007}).agrees
 
 
 @pytest.mark.parametrize('shuffles', [False, True])

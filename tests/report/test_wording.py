@@ -30,7 +30,8 @@ def test_settings_of_federated_averaging():
     assert part in text
 
 
-@pytest.mark.parametrize(('name', 'shown'), [('adam', 'by Adam'), ('adamw', 'by AdamW'), ('rmsprop', 'by RMSprop')])
+@pytest.mark.parametrize(('name', 'shown'), [('adam', 'by Adam'), ('adamw', 'by AdamW'), ('rmsprop', 'by RMSprop'),
+                                              ('nesterov', 'by SGD with Nesterov’s momentum')])  # fmt: skip
 def test_optimizers_have_their_names(name, shown):
   text = ' '.join(wording.settings({'share': 'delta', 'optimizer': name, 'local_epochs': 2}))
   assert f'for 2 local epochs {shown} and sends' in text
