@@ -4,6 +4,7 @@ It needs the extra `flower`. Nothing else in gradleak imports it: `import gradle
 """
 
 import dataclasses
+import functools
 import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -195,12 +196,7 @@ def audit(
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
-
-  def kind() -> np.dtype:
-    returned = _named(made[0][0].returned, model, returned=True)
-    types = [returned[entry.name].dtype for entry in _layout(model).entries if entry.path[0] == 'params']
-    return min(types, key=lambda one: jnp.finfo(one).bits)
-
+  kind = functools.partial(_least_type, made, model)
   what = fit, model, variables, samples, targets, settings, classes, given_or_seen, kind
   found = _compared(given.get('progress', 'auto'), steps, *what)
   explained = next((one.changes for one in found.explanations if one.changes), {})
@@ -221,6 +217,13 @@ def audit(
       **given,
     )
   return Audit(found, settings, captured, next(one for one, update in made if update is found.update))
+
+
+def _least_type(made: list[tuple[Exchange, Tree]], model: Model) -> np.dtype:
+  """Returns the type of the fewest bits among the parameters that the client returned first."""
+  returned = _named(made[0][0].returned, model, returned=True)
+  types = [returned[entry.name].dtype for entry in _layout(model).entries if entry.path[0] == 'params']
+  return min(types, key=lambda one: jnp.finfo(one).bits)
 
 
 def _settings(client: ClientSettings, changes: Mapping[str, Any]) -> ClientSettings:
@@ -257,9 +260,9 @@ def update_of(exchange: Exchange, model: Model) -> Tree:
   sent, came = (float(np.sqrt(sum(np.square(of[name]).sum() for name in trained))) for of in (before, after))
   if came < _DIFFERENCE * sent:
     raise errors.UsageError(
-      f'the client was sent weights of the norm {sent:.3g} and returned arrays of the norm {came:.3g}: these look like a '
-      'difference of weights, expected the weights after training. Have it return what it was sent plus the difference; '
-      'a recorded one is read by gradleak.read_update(list(exchange.returned.values()), model, variables)'
+      f'the client was sent weights of the norm {sent:.3g} and returned arrays of the norm {came:.3g}: these look like '
+      'a difference of weights, expected the weights after training. Have it return what it was sent plus the '
+      'difference; a recorded one is read by gradleak.read_update(list(exchange.returned.values()), model, variables)'
     )
   moved = {name: after[name] - before[name] for name in before}
   return jax.tree.map(lambda x: np.asarray(x, np.float32), layout.variables(moved)['params'])

@@ -307,7 +307,8 @@ def test_weights_that_came_back_with_few_digits_are_said_to_be_rounded(kind, aff
   back = jax.tree.map(lambda w, u: np.asarray(w) - np.float32(1e-3) * u, dict(sent), affine.update())
   short = jax.tree.map(lambda x: np.asarray(jnp.asarray(x, kind), np.float64), back)
   for returned, size in ((short, 1), (back, 1), (short, 2.0**-70)):
-    update = jax.tree.map(lambda x, w: (size * (x - np.asarray(w, np.float64))).astype(np.float32), returned, dict(sent))
+    moved = jax.tree.map(lambda x, w: x - np.asarray(w, np.float64), returned, dict(sent))
+    update = jax.tree.map(lambda x, size=size: (size * x).astype(np.float32), moved)
     exact = jax.tree.map(lambda x, w: np.asarray(x, np.float64) - np.asarray(w, np.float64), back, dict(sent))
     told = [one for one in hints(update, affine.variables, client, SHAPE, 1, factor=size) if 'precision' in one]
     assert len(told) == (returned is short)

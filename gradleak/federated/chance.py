@@ -60,6 +60,6 @@ def at_chance(row: Mapping[str, Any], num_classes: int | None = None, noun: str 
     return ''
   what = 'the commonest class' if 'majority_share' in row else f'one of {num_classes} classes'
   return (
-    f'its accuracy of {statistics.percent(accuracy)} (95 % interval {100 * low:.1f} to {100 * high:.1f} %) is not above the '
-    f'{statistics.percent(share)} of always predicting {what}'
+    f'its accuracy of {statistics.percent(accuracy)} (95 % interval {100 * low:.1f} to {100 * high:.1f} %) is not '
+    f'above the {statistics.percent(share)} of always predicting {what}'
   )

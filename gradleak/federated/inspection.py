@@ -144,7 +144,8 @@ def inspect(
 def _finding(check: str, where: str, value: float | np.floating, text: str) -> Finding:
   """Returns the `Finding` of a value; the text may name {value}, the {share} that it is in per cent, and {where}."""
   value = float(min(value, 1e12)) if np.isfinite(value) or value > 0 else 0.0
-  return Finding(check, where, value, value / LIMITS[check], text.format(value=value, share=percent(value, 0), where=where))
+  told = text.format(value=value, share=percent(value, 0), where=where)
+  return Finding(check, where, value, value / LIMITS[check], told)
 
 
 def _features_last(model: Model, params: Tree) -> Tree:

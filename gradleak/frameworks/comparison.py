@@ -142,15 +142,9 @@ def compare(
   Raises:
     UsageError: where the client returns what it was sent, or values that are not finite.
   """
-  fit = _copying(fit)
+  fit, what = _copying(fit), (model, variables, samples, targets)
   pair = _two(fit, samples, targets)
-  if not _norm(pair[0]):
-    raise errors.UsageError('the client returns the weights that it was sent: it did not train')
-  if not np.isfinite(_norm(pair[0]) + _norm(pair[1])):
-    raise errors.UsageError(
-      'the client returns values that are not finite: its training diverges on these samples. A smaller learning rate, '
-      'or other samples, may help'
-    )
+  _check_trained(*pair)
   repeat = _apart(*pair)
   simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick))
   sent = simulated(settings)
@@ -162,12 +156,7 @@ def compare(
     return _defended(simulate, settings, used, pair, (samples, targets), repeat, noise)
   undrawn = _undrawn(simulated, variables, settings, samples, targets, draws=draws)
   if undrawn:
-    return _still(
-      compare(
-        fit, model, variables, samples, targets, dataclasses.replace(settings, **undrawn), num_classes, kind=kind
-      ),
-      undrawn,
-    )
+    return _still(compare(fit, *what, dataclasses.replace(settings, **undrawn), num_classes, kind=kind), undrawn)
   mine = sent(variables)(samples, targets)
   difference = _apart(pair[0], mine)
   rounded = _rounded(sent, variables, pair[0], samples, targets)
@@ -201,8 +190,19 @@ def compare(
   return made(False, tuple(sought.found), (_told(difference, sought.found, sought.rounding), *drawn))
 
 
+def _check_trained(*updates: Tree) -> None:
+  """Raises `UsageError` for updates of a client that did not train, or whose training diverged."""
+  if not _norm(updates[0]):
+    raise errors.UsageError('the client returns the weights that it was sent: it did not train')
+  if not np.isfinite([_norm(update) for update in updates]).all():
+    raise errors.UsageError(
+      'the client returns values that are not finite: its training diverges on these samples. A smaller learning rate, '
+      'or other samples, may help'
+    )
+
+
 def _of_few_bits(
-  made: Callable[..., Comparison], params: Tree, mine: Tree, kind: np.dtype, drawn: list[str]
+  made: functools.partial[Comparison], params: Tree, mine: Tree, kind: np.dtype, drawn: list[str]
 ) -> Comparison:
   """Returns the comparison with a client that rounds its weights to a short type before it returns them."""
   update, difference = made.args[0], made.args[1]
@@ -371,7 +371,7 @@ def _is_coarse(fit: Fit, samples: np.ndarray, targets: np.ndarray) -> bool:
     change = _SMALL * draw.standard_normal(samples[:1].shape)
     near = [np.clip(copies * (1 + times * change), 0, 1).astype(copies.dtype) for times in (1, 2)]
     once, twice = (jax.tree.map(lambda a, b: np.subtract(a, b, dtype=np.float64), fit(x, labels), start) for x in near)
-    if 0 < _norm(twice) and _distance(twice, jax.tree.map(lambda x: 2 * x, once)) <= _STRAIGHT * _norm(twice):
+    if _norm(twice) > 0 and _distance(twice, jax.tree.map(lambda x: 2 * x, once)) <= _STRAIGHT * _norm(twice):
       return False
   return True
 

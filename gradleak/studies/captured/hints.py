@@ -239,8 +239,8 @@ def _halved(update: Tree, params: Tree, factor: float) -> Iterator[str]:
     if rounding >= HALVED:
       yield (
         f'The weights that came back have the precision of {np.dtype(kind).name}: rounding makes up about '
-        f'{percent(min(rounding, 1.0), 0)} of the norm of the update, and hides that part of it from attacks. Save them '
-        'in float32 to see what the client itself gives away.'
+        f'{percent(min(rounding, 1.0), 0)} of the norm of the update, and hides that part of it from attacks. Save '
+        'them in float32 to see what the client itself gives away.'
       )
     return
 
