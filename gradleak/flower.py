@@ -4,7 +4,6 @@ It needs the extra `flower`. Nothing else in gradleak imports it: `import gradle
 """
 
 import dataclasses
-import functools
 import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -196,8 +195,7 @@ def audit(
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
-  kind = functools.partial(_least_type, made, model)
-  what = fit, model, variables, samples, targets, settings, classes, given_or_seen, kind
+  what = (fit, model, variables, samples, targets, settings, classes, given_or_seen, lambda: _least_type(made, model))
   found = _compared(given.get('progress', 'auto'), steps, *what)
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
