@@ -209,7 +209,7 @@ def audit(
       found.update,
       sample_shape=samples.shape[1:],
       num_samples=len(samples),
-      client=settings,
+      client=dataclasses.replace(settings, learning_rate=settings.rate),
       defense=given_or_seen(),
       truth=(samples, targets),
       **given,

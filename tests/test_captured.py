@@ -836,6 +836,20 @@ def test_a_truth_that_does_not_fit_is_refused(dense):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+  ('given', 'told'),
+  [({'local_epochs': 2}, True), ({'local_epochs': 2, 'learning_rate': 0.1}, False), ({}, False)],
+  ids=str,
+)
+def test_a_learning_rate_that_nobody_gave_is_told_where_it_counts(given, told, affine, monkeypatch):
+  monkeypatch.setattr(captured, '_inverted', lambda *_: ([], [], []))
+  found = affine.attack(affine.update(), share='delta', attacks=[gl.attacks.dlg()], **given).warnings
+  text = 'The learning rate of the client is not given, and 0.1 is assumed. Over 2 local steps,'
+  assert any(one.startswith(text) for one in found) is told
+  assert any('learning rate' in one for one in found) is told
+
+
+@pytest.mark.long
 def test_a_truth_of_a_small_range_is_told(affine, monkeypatch):
   monkeypatch.setattr(captured, '_inverted', lambda *_: ([], [], []))
   for scale in (1, 255):

@@ -42,7 +42,7 @@ from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, check_variables, outputs_shape
 from gradleak.studies.captured.defaults import Known
 from gradleak.studies.captured.defaults import chosen as default_attacks
-from gradleak.studies.captured.hints import hints, of_answers, of_range, of_scale, of_signs, of_truth
+from gradleak.studies.captured.hints import hints, of_answers, of_range, of_rate, of_scale, of_signs, of_truth
 from gradleak.studies.captured.inversion import SHOWN_CONTROLS, Inversion, group_size, inverted, rule_without_bias
 from gradleak.studies.captured.truth import Truth, number_of, read_truth
 from gradleak.studies.captured.truth import checked as checked_truth
@@ -183,6 +183,7 @@ def attack(
   config = _config(key, stand_in, update, groups, chosen, protected, owned is not None)
   warned = [
     *of_scale(update, factor, lost),
+    *(of_rate(trained, stand_in.client.num_steps(chosen.num_samples)) if trained.share == 'delta' else []),
     *of_range(config),  # nothing without a truth: the samples that stand in for it are constant
     *hints(
       update, stand_in.variables, stand_in.client, shape, chosen.num_samples, known, bool(protected.stages), factor

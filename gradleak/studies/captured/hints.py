@@ -11,7 +11,7 @@ from gradleak.attacks.labels import last_layer
 from gradleak.core import errors, trees
 from gradleak.core.statistics import percent
 from gradleak.core.trees import Tree
-from gradleak.federated import Client
+from gradleak.federated import Client, ClientSettings
 from gradleak.federated.losses import cross_entropy
 from gradleak.modalities import Modality
 from gradleak.studies.captured.inversion import Inversion
@@ -62,6 +62,21 @@ def of_scale(update: Tree, factor: float, lost: float) -> list[str]:
       'save the update in a wider type, or at a larger scale.'
     )
   return found
+
+
+def of_rate(given: ClientSettings, steps: int) -> list[str]:
+  """Returns a sentence on a learning rate that nobody gave, where an update depends on it; else none.
+
+  Args:
+    given: how the client is said to train.
+    steps: local steps behind the update. The direction of a single one is the same at any rate.
+  """
+  if given.share != 'delta' or given.learning_rate is not None or steps == 1:
+    return []
+  return [
+    f'The learning rate of the client is not given, and {given.rate:g} is assumed. Over {steps} local steps, another '
+    'rate makes another update: give learning_rate=… as the client has it.'
+  ]
 
 
 def of_truth(mismatch: float) -> list[str]:
