@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradleak.core import errors
+from gradleak.core import errors, trees
 from gradleak.core.promotion import promoting
 from gradleak.core.trees import Tree
 from gradleak.defenses import Context, Defense, bind
@@ -32,7 +32,7 @@ _FLIPS = 6  # fair coins that a client tosses before it counts as one that draws
 _ZEROS, _HEAVY = 0.01, 8.0  # share of zeros, and kurtosis, that noise does not have; Laplace's kurtosis is 6
 _LOUD = 0.15  # relative difference of two deviations, of thousands of entries, up to which they are equal
 _RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # times the rate of the settings, to start from
-_NOT_QUICK = ('frozen', 'private', 'augment', 'cohort', 'precision', 'order')  # what `_quick` leaves to the client
+_NOT_QUICK = ('private', 'augment', 'cohort', 'precision', 'order')  # what `_quick` leaves to the client
 _SMALL, _STRAIGHT = 2.0**-16, 0.3  # relative change of pixels, and of how far twice as much moves an update
 _MOMENTUM = 0.9  # what most people type
 _REFINED = 8  # rates that are tried for one change
@@ -154,10 +154,10 @@ def compare(
   if used is not None and used.stages:
     simulate = functools.partial(_simulated, model, variables, num_classes)
     return _defended(simulate, settings, used, pair, (samples, targets), repeat, noise)
-  undrawn = _undrawn(simulated, variables, settings, samples, targets, draws=draws)
-  if undrawn:
-    return _still(compare(fit, *what, dataclasses.replace(settings, **undrawn), num_classes, kind=kind), undrawn)
   mine = sent(variables)(samples, targets)
+  undrawn = _undrawn(simulated, variables, settings, samples, targets, draws=draws)
+  if other := undrawn or _frozen(pair[0], mine, settings):
+    return _still(compare(fit, *what, dataclasses.replace(settings, **other), num_classes, kind=kind), other)
   difference = _apart(pair[0], mine)
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
@@ -263,6 +263,8 @@ def _quick(
   gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
   optimizer = promoting(client.optimizer)
   params, size, steps = variables['params'], settings.local_batch_size or len(samples), settings.accumulate
+  frozen = client.kept_paths(params, samples.shape[1:]) if settings.frozen else frozenset()
+  trained = functools.partial(_without, frozen) if frozen else lambda tree: tree
   state = optimizer.init(params)
   dropped = len(samples) % size if settings.last_batch == 'dropped' else 0
   starts = list(range(0, len(samples) - dropped, size)) * settings.local_epochs
@@ -270,9 +272,32 @@ def _quick(
     parts = [slice(start, start + size) for start in starts[first : first + steps]]
     found = [gradient({**variables, 'params': params}, samples[part], targets[part]) for part in parts]
     mean = found[0] if steps == 1 else jax.tree.map(lambda *each: sum(each) / steps, *found)
-    updates, state = optimizer.update(mean, state, params)
-    params = optax.apply_updates(params, updates)
+    updates, state = optimizer.update(trained(mean), state, params)
+    params = optax.apply_updates(params, trained(updates))
   return jax.device_get(jax.tree.map(lambda a, b: a - b, params, variables['params']))
+
+
+def _without(paths: frozenset[tuple[str, ...]], tree: Tree) -> Tree:
+  """Returns a tree with zeros at these paths."""
+  return jax.tree.map_with_path(lambda path, x: x * 0 if trees.path_names(path) in paths else x, tree)
+
+
+def _frozen(target: Tree, mine: Tree, settings: ClientSettings) -> dict[str, Any]:
+  """Returns the change of the settings that freezes what a client leaves as it is, and the simulated one trains.
+
+  It names modules of which no tensor moves.
+  """
+  pairs = zip(jax.tree.leaves_with_path(target), jax.tree.leaves(mine), strict=True)
+  moved = {trees.path_names(path): (bool(np.any(theirs)), bool(np.any(own))) for (path, theirs), own in pairs}
+  names = []
+  for module in dict.fromkeys(path[:-1] for path in moved if len(path) > 1):
+    theirs, own = zip(*(one for path, one in moved.items() if path[: len(module)] == module), strict=True)
+    if any(own) and not any(theirs):
+      elsewhere = len(module) == 1 and any(module[0] in path[1:-1] for path in moved)
+      names.append('/' * elsewhere + '/'.join(module))
+  if not names or any('-' in name for name in names):
+    return {}
+  return {'frozen': '-'.join([*filter(None, [settings.frozen]), *names])}
 
 
 @functools.lru_cache(16)
@@ -329,14 +354,15 @@ def _drawing(fit: Callable[..., Tree], keys: Iterator[jax.Array], samples: np.nd
 
 
 def _still(found: Comparison, undrawn: Mapping[str, Any]) -> Comparison:
-  """Returns the comparison with a simulated client that draws, from that with one which does not."""
+  """Returns the comparison with a simulated client that draws or trains more, from that with one which does not."""
   named = ' and '.join(f'{name}={value!r}' for name, value in undrawn.items())
   explanations = [
     Explanation(f'{named} and {one.words}', one.difference, {**undrawn, **one.changes}) for one in found.explanations
   ]
   if found.agrees:
     explanations = [Explanation(named, found.difference, {**undrawn})]
-  words = f'The simulated client is another: it draws what the client does not. What follows is with {named}.'
+  does = 'trains' if 'frozen' in undrawn else 'draws'
+  words = f'The simulated client is another: it {does} what the client does not. What follows is with {named}.'
   return dataclasses.replace(found, agrees=False, explanations=tuple(explanations), words=(words, *found.words))
 
 

@@ -110,13 +110,23 @@ def test_a_wrong_setting_is_named(check, change):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize('change', [{'local_batch_size': 1, 'accumulate': 3}, {'last_batch': 'dropped'}], ids=str)
+@pytest.mark.parametrize('change', [{'local_batch_size': 1, 'accumulate': 3}, {'last_batch': 'dropped'},
+                                    {'frozen': 'Dense_0', 'weight_decay': 0.1, 'max_norm': 0.01}], ids=str)  # fmt: skip
 def test_a_training_that_is_not_compiled_is_the_same(model, variables, change):
   """Five batches, of which two are left, or two and a half."""
   settings = dataclasses.replace(BELIEVED, local_epochs=1, **change)
   images, labels = (np.concatenate([part, part[:1]]) for part in (IMAGES, LABELS))
   made = [run(model, variables, 4, settings, images, labels) for run in (comparison._simulated, comparison._quick)]
   assert comparison._apart(*made) < 1e-5
+
+
+@pytest.mark.long
+def test_a_layer_that_the_client_leaves_as_it_is_is_named(check):
+  found = check({'frozen': 'Dense_0'})
+  assert [one.changes for one in found.explanations] == [{'frozen': 'Dense_0'}] and not found.agrees
+  assert "it trains what the client does not. What follows is with frozen='Dense_0'." in found.words[0]
+  found = check({'frozen': 'Dense_0', 'momentum': 0.9})
+  assert [one.changes for one in found.explanations] == [{'frozen': 'Dense_0', 'momentum': 0.9}]
 
 
 @pytest.mark.slow
