@@ -681,6 +681,19 @@ def test_weights_that_came_back_less_those_sent(dense, tmp_path):
     gl.read_update(part, dense.model, dense.variables, sent=sent, partial=True)
 
 
+class OfFlower:
+  """An array as Flower sends it: bytes, and what makes an array of them."""
+
+  def __init__(self, values):
+    self.numpy = lambda: values
+
+
+def test_arrays_of_flower_are_read(affine):
+  update = affine.update()
+  found = gl.read_update({name: OfFlower(x) for name, x in update.items()}, affine.model, affine.variables)
+  jax.tree.map(np.testing.assert_array_equal, found, dict(update))
+
+
 def test_a_list_that_does_not_fit_says_how_to_name_its_arrays(dense, tmp_path):
   arrays = list(state_dict(dense.update()).values())
   advice = r'give a dictionary, as dict\(zip\(network\.state_dict\(\), arrays\)\)$'

@@ -300,7 +300,10 @@ def _check_opcodes(file: BinaryIO) -> None:
   try:
     for number, (opcode, argument, _) in enumerate(pickletools.genops(file)):
       if opcode.name not in _OPCODES or ('PUT' in opcode.name and int(argument or 0) > number):
-        raise errors.UsageError(f'its pickle has the opcode {opcode.name} {errors.shown(argument)}')
+        raise errors.UsageError(
+          f'its pickle has the opcode {opcode.name} {errors.shown(argument)}, and only tensors are read: save the '
+          'state_dict() of the network'
+        )
   except ValueError as error:
     raise error if isinstance(error, errors.UsageError) else pickle.UnpicklingError(str(error)) from error
   file.seek(start)

@@ -232,6 +232,7 @@ def test_a_checkpoint_may_hold_its_weights_beside_plain_values(tmp_path):
     (zipped(b'}(X', {}), 'UnpicklingError|EOFError'),
     (zipped(dictionary({'w': view('FloatStorage', 10, '0', 0, (11,), (1,))}), {'0': bytes(40)}), 'beyond its storage'),
     (zipped(called('os', 'mkdir', word('a')), {}), 'object os.mkdir, and only tensors are read: save the state_dict'),
+    (zipped(b'cmine\nNet\n)\x81', {}), r'NEWOBJ None, and only tensors are read: save the state_dict\(\)'),
     (zipped(called('builtins', 'getattr', word('a'), word('b')), {}), 'builtins.getattr'),
     (struct.pack('<Q', 9) + b'{"w": 1}}', 'JSONDecodeError'),
   ],

@@ -105,6 +105,8 @@ def _array(name: str, value: Any) -> np.ndarray:
   if callable(getattr(value, 'detach', None)):
     value = value.detach().cpu()
     value = value.float() if any(short in str(value.dtype) for short in ('bfloat16', 'float8')) else value
+  elif callable(getattr(value, 'numpy', None)):  # an array of Flower, in bytes
+    value = value.numpy()
   found = errors.host_array(f'the tensor {name}', value)
   if found.dtype.kind not in 'fiub' and not jnp.issubdtype(found.dtype, jnp.floating):
     raise errors.UsageError(f'the tensor {name} is {found.dtype}, expected numbers')
