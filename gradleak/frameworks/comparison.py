@@ -173,7 +173,7 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  coarse = functools.cache(lambda: _is_coarse(fit, samples, targets))
+  coarse = functools.cache(lambda: _is_coarse(fit, samples, targets, draws == 'order'))
   search = functools.partial(_sought, coarse, simulated, quick, variables, model)
   if draws == 'order':
     sought = _shuffled(search, fit, model, settings, pair[0], samples, targets)
@@ -384,21 +384,23 @@ def _white(first: Tree, second: Tree) -> float:
   return float(np.sqrt(squares / 2))
 
 
-def _is_coarse(fit: Fit, samples: np.ndarray, targets: np.ndarray) -> bool:
+def _is_coarse(fit: Fit, samples: np.ndarray, targets: np.ndarray, shuffles: bool = False) -> bool:
   """Returns whether a client rounds more than float32 does, or may do so.
 
   In float32, twice a small change of the pixels moves an update twice as far. Rounding to fewer bits makes it jump, and
-  so does a ReLU that meets its kink: one change that it follows is enough. Copies of one sample have no order.
+  so does a ReLU that meets its kink: one change that it follows is enough. Copies of one sample have no order, and
+  fewer ReLUs; but BatchNorm makes nothing of them.
   """
   draw = np.random.default_rng(0)
-  copies, labels = (np.repeat(part[:1], len(part), axis=0) for part in (samples, targets))
-  start = fit(copies, labels)
-  for _ in range(_TRIED):
-    change = _SMALL * draw.standard_normal(samples[:1].shape)
-    near = [np.clip(copies * (1 + times * change), 0, 1).astype(copies.dtype) for times in (1, 2)]
-    once, twice = (jax.tree.map(lambda a, b: np.subtract(a, b, dtype=np.float64), fit(x, labels), start) for x in near)
-    if _norm(twice) > 0 and _distance(twice, jax.tree.map(lambda x: 2 * x, once)) <= _STRAIGHT * _norm(twice):
-      return False
+  copies = tuple(np.repeat(part[:1], len(part), axis=0) for part in (samples, targets))
+  for pixels, labels in [copies] if shuffles else [copies, (samples, targets)]:
+    start = jax.tree.map(np.float64, fit(pixels, labels))
+    for _ in range(_TRIED):
+      change = _SMALL * draw.standard_normal(samples[:1].shape)
+      near = [np.clip(pixels * (1 + times * change), 0, 1).astype(pixels.dtype) for times in (1, 2)]
+      once, twice = (jax.tree.map(np.subtract, fit(x, labels), start) for x in near)
+      if _norm(twice) > 0 and _distance(twice, jax.tree.map(lambda x: 2 * x, once)) <= _STRAIGHT * _norm(twice):
+        return False
   return True
 
 

@@ -191,6 +191,11 @@ def test_a_client_of_fewer_bits_is_told_by_its_jumps(bits, model, variables):
 
   assert comparison._is_coarse(fit, IMAGES, LABELS) is (bits < 24)
 
+  def normed(images, labels):  # behind BatchNorm, copies have no gradient
+    return jax.tree.map(lambda x: x * np.float32(np.ptp(images, axis=0).any()), fit(images, labels))
+
+  assert comparison._is_coarse(normed, IMAGES, LABELS) is (bits < 24)
+
 
 @pytest.mark.long
 def test_a_setting_that_is_not_tried_is_no_rounding(check, monkeypatch):
