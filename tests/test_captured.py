@@ -22,7 +22,7 @@ from gradleak.models import torch_weights
 from gradleak.models.state_dict import Layout
 from gradleak.report import captured as report_captured
 from gradleak.studies import captured
-from gradleak.studies.captured.hints import hints
+from gradleak.studies.captured.hints import hints, of_scale
 from tests.models.test_torch_weights import small, tensors, written, zipped
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -324,6 +324,7 @@ def test_a_share_of_zeros_that_is_not_all_is_not_called_all(affine):
   update = {**update, 'kernel': np.where(np.arange(640).reshape(64, 10) == 5, np.float32(1), np.float32(0))}
   told = ' '.join(hints(update, affine.variables, affine.client, SHAPE, 1))
   assert '99.8 % of kernel' in told
+  assert of_scale(update, 1, 399 / 400)[0].startswith('99.8 % of its values that are not zero were given as subnormal')
 
 
 def _defended(case, defense):
