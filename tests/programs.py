@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 from typing import NamedTuple
 from unittest import mock
 
@@ -29,6 +30,19 @@ class Done(NamedTuple):
   status: int
   out: str
   err: str
+
+
+def ends(pid, seconds=20):
+  """Returns whether a process that reads the end of its input ends within some seconds; a zombie has ended."""
+  until, status = time.monotonic() + seconds, pathlib.Path(f'/proc/{pid}/status')
+  while time.monotonic() < until:
+    try:
+      if 'State:\tZ' in status.read_text():
+        return True
+    except OSError:
+      return True
+    time.sleep(0.05)
+  return False
 
 
 def start(name, *arguments):

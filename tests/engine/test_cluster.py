@@ -1,7 +1,6 @@
 """Commands on other machines: what keeps a machine from taking part, what is started again, and what ends with it."""
 
 import os
-import pathlib
 import platform
 import signal
 import subprocess
@@ -116,10 +115,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
       time.sleep(0.05)
     pid = int((tmp_path / 'pid').read_text())
     worker.kill()
-  ends = time.monotonic() + 20
-  while (status := pathlib.Path(f'/proc/{pid}/status')).exists() and 'State:\tZ' not in status.read_text():
-    assert time.monotonic() < ends, 'it goes on without its parent'
-    time.sleep(0.05)
+  assert programs.ends(pid), 'it goes on without its parent'
 
 
 # ---- where it runs
