@@ -146,4 +146,5 @@ def test_a_network_that_does_not_begin_dense_is_named(scenario):
 def test_the_client_could_have_seen_it(result):
   assert result.inspections['fidel'] == result.inspections['peeling'] == []
   assert any('weights of another unit' in text for text in result.inspections['imprint(bins=32)'])
-  assert result.inspections['imprint(bins=32)'][0] in page.render(result).replace('<wbr>', '')
+  shown = page.render(result).replace('<wbr>', '').replace('\N{NO-BREAK SPACE}', ' ')
+  assert result.inspections['imprint(bins=32)'][0] in shown
