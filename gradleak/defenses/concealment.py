@@ -343,7 +343,10 @@ def concealment(
     UsageError: for `start='proxy'` without fitting public images, and for a margin without a projection or a tolerance
       with latent=0, which would have no effect.
   """
-  _check_used(margin=(margin, projection, 'projection=True'), tolerance=(tolerance, latent, 'a latent above 0'))
+  if not projection:
+    errors.check_idle('to concealment without projection', {'margin': (margin, 0)})
+  if not isinstance(latent, jax.core.Tracer) and latent == 0:
+    errors.check_idle('to concealment at latent=0', {'tolerance': (tolerance, 0)})
   search = Search(dissimilarity, latent, tolerance, learning_rate, steps, start, mixup, box)
   if client is not None and start == 'proxy':
     _check_public(public, client.num_classes)
@@ -412,15 +415,6 @@ def _transformation(
 
 def _keys(key: jax.Array, count: int) -> jax.Array:
   return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count, dtype=jnp.int32))
-
-
-def _check_used(**given: tuple[Any, Any, str]) -> None:
-  """Raises `UsageError` for a setting without what it acts on: name=(its value, what that is, which is expected)."""
-  for name, (value, needed, expected) in given.items():
-    if not any(isinstance(one, jax.core.Tracer) for one in (value, needed)) and value and not needed:
-      raise errors.UsageError(
-        f'concealment({name}) is {value!r}, which has no effect without {expected}: leave it at 0, or give that'
-      )
 
 
 def _check_public(public: tuple | None, num_classes: int) -> None:
