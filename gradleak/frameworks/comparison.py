@@ -168,7 +168,8 @@ def compare(
     why = 'the noise' if draws == 'noise' else ROUNDINGS[0].name if rounded else ''
     return made(True, (), (_agreed(difference, why), *drawn))
   if jnp.finfo(kind()).bits < _BITS:
-    return _of_few_bits(made, variables['params'], mine, np.dtype(kind()), drawn)
+    agrees, told = _of_few_bits(pair[0], mine, variables['params'], np.dtype(kind()))
+    return made(agrees, (), (told, *drawn))
   if draws in ('samples', 'noise'):
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
@@ -201,11 +202,8 @@ def _check_trained(*updates: Tree) -> None:
     )
 
 
-def _of_few_bits(
-  made: functools.partial[Comparison], params: Tree, mine: Tree, kind: np.dtype, drawn: list[str]
-) -> Comparison:
-  """Returns the comparison with a client that rounds its weights to a short type before it returns them."""
-  update, difference = made.args[0], made.args[1]
+def _of_few_bits(update: Tree, mine: Tree, params: Tree, kind: np.dtype) -> tuple[bool, str]:
+  """Returns whether a client that rounds its weights to a short type agrees, and the sentence that says so."""
 
   def rounded(sent: Any, moved: Any) -> np.ndarray:
     sent = np.asarray(sent, np.float64)
@@ -215,9 +213,9 @@ def _of_few_bits(
   share = _distance(short, mine) / _norm(update)
   told = f'The client returns {kind.name}, which moves the update by {share:.2g} of its norm'
   if _distance(update, short) <= _LOUD * _distance(short, mine) + AGREES * _norm(update):
-    return made(True, (), (f'The simulated client agrees, but for rounding. {told}.', *drawn))
-  words = f'{told}. The updates differ by {difference:.2g}: have it return float32 to have its settings compared.'
-  return made(False, (), (words, *drawn))
+    return True, f'The simulated client agrees, but for rounding. {told}.'
+  difference = _apart(update, mine)
+  return False, f'{told}. The updates differ by {difference:.2g}: have it return float32 to have its settings compared.'
 
 
 def _copying(fit: Fit) -> Fit:
@@ -263,8 +261,8 @@ def _quick(
   gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
   optimizer = promoting(client.optimizer)
   params, size, steps = variables['params'], settings.local_batch_size or len(samples), settings.accumulate
-  frozen = client.kept_paths(params, samples.shape[1:]) if settings.frozen else frozenset()
-  trained = functools.partial(_without, frozen) if frozen else lambda tree: tree
+  mask = client.trained_layers(params, samples.shape[1:]) if settings.frozen else None
+  trained = functools.partial(trees.masked, mask=mask) if settings.frozen else lambda tree: tree
   state = optimizer.init(params)
   dropped = len(samples) % size if settings.last_batch == 'dropped' else 0
   starts = list(range(0, len(samples) - dropped, size)) * settings.local_epochs
@@ -275,11 +273,6 @@ def _quick(
     updates, state = optimizer.update(trained(mean), state, params)
     params = optax.apply_updates(params, trained(updates))
   return jax.device_get(jax.tree.map(lambda a, b: a - b, params, variables['params']))
-
-
-def _without(paths: frozenset[tuple[str, ...]], tree: Tree) -> Tree:
-  """Returns a tree with zeros at these paths."""
-  return jax.tree.map_with_path(lambda path, x: x * 0 if trees.path_names(path) in paths else x, tree)
 
 
 def _frozen(target: Tree, mine: Tree, settings: ClientSettings) -> dict[str, Any]:
