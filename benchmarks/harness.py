@@ -4,6 +4,7 @@ Machines are noisy: no variant is measured apart from the others, each is severa
 """
 
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -25,7 +26,6 @@ MEASURES = (
   'sequential', 'profile', 'cache', 'tableak', 'tag',
 )  # fmt: skip
 VARIANTS = ('batched', 'single', 'formulations', 'pytorch', 'breaching')
-ALIKE = 6  # equal differences that tell two sides apart: by chance, all have one sign in one of 32 cases
 _COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
 
 
@@ -164,10 +164,9 @@ def paired(found: Found, figure: str) -> str:
   if len(sides) < 2 or None in sides:
     return ''
   less = np.subtract(*(side[0] for side in sides))
-  mean, low, high = statistics.mean_interval(less)
-  spread = np.ptp(less) > 1e-9 or len(less) >= ALIKE  # equal values show none
-  judged = 'a difference' if spread and (low > 0 or high < 0) else 'undecided'
-  interval = f' ({low:+.3f} to {high:+.3f})' if spread and len(less) > 1 else ''
+  mean, low, high = statistics.difference_of_means(less)
+  judged = 'a difference' if low > 0 or high < 0 else 'undecided'
+  interval = '' if math.isnan(low) else f' ({low:+.3f} to {high:+.3f})'
   return f'The first less the second, on {len(less)} batches: {mean:+.3f}{interval}, {judged}.'
 
 

@@ -11,7 +11,9 @@ from gradleak.core import errors
 
 # With two runs, Student's interval is 12.7 standard errors wide on each side, which says nothing.
 MIN_RUNS = 3
+EQUAL_RUNS = 6  # the range of six is a 95 % interval of the median; fewer that are equal show no spread
 _MOST_DECIMALS = 4  # of a share in per cent
+_EQUAL = 1e-9  # range of differences that are equal but for rounding
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
@@ -53,6 +55,15 @@ def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, 
     return mean, math.nan, math.nan
   half = float(stats.t.ppf((1 + confidence) / 2, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
   return mean, mean - half, mean + half
+
+
+def difference_of_means(differences: Any) -> tuple[float, float, float]:
+  """Returns `mean_interval` of paired differences; the bounds are NaN for fewer than `EQUAL_RUNS` that are equal."""
+  mean, low, high = mean_interval(differences)
+  known = _without_nan(differences)
+  if math.isfinite(low) and known.size < EQUAL_RUNS and np.ptp(known) <= _EQUAL:
+    return mean, math.nan, math.nan
+  return mean, low, high
 
 
 def proportion_interval(

@@ -16,6 +16,16 @@ def test_mean_interval_by_the_table():
   np.testing.assert_allclose(metrics.mean_interval([1, 2, 3], 0.9)[2], 2 + 2.92 / 3**0.5, rtol=1e-4)
 
 
+def test_equal_differences_of_fewer_than_six_pairs_have_no_interval():
+  equal = np.asarray([0.9, 0.8, 0.7]) - np.asarray([0.8, 0.7, 0.6])  # but for rounding
+  assert 0 < np.ptp(equal) < 1e-12
+  mean, low, high = statistics.difference_of_means(equal)
+  assert mean == pytest.approx(0.1) and np.isnan([low, high]).all()
+  assert statistics.difference_of_means([0.5] * 6) == (0.5, 0.5, 0.5)
+  assert statistics.difference_of_means([0.5, np.nan, 0.7]) == statistics.mean_interval([0.5, 0.7])
+  assert np.isnan(statistics.difference_of_means([])).all()
+
+
 def test_mean_interval_ignores_nans():
   assert metrics.mean_interval([1, np.nan, 2, 3, np.nan]) == metrics.mean_interval([1, 2, 3])
 

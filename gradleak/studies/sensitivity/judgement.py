@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak import metrics
+from gradleak.core import statistics
 from gradleak.federated import chance
 from gradleak.modalities import Modality, of_config
 from gradleak.studies.sensitivity.assumptions import TRAINING, Assumption, named, without
@@ -162,12 +163,10 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
   recovered = [np.array([row['recovered'] for row in side], float) for side in rows]
   differences = scores[0] - scores[1]
   known = np.isfinite(differences).sum()
-  mean, low, high = metrics.mean_interval(differences)
+  mean, low, high = statistics.difference_of_means(differences)
   recovered_low, recovered_high = _paired(*recovered)
-  if known < 3:  # Student's interval of two is 12.7 standard errors wide
+  if known < statistics.MIN_RUNS:
     low = high = recovered_low = recovered_high = math.nan
-  if low == high and known < 6:  # equal values have no spread; of six, the range is a 95 % interval of the median
-    low = high = math.nan
   return Effect(
     laboratory,
     production,
