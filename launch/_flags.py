@@ -247,13 +247,16 @@ class Flags:
       _program.say(f'note: {note}')
     return dataset
 
-  def network(self, num_classes: int, sample_shape: tuple[int, ...], seed: int | None = None) -> Any:
+  def network(
+    self, num_classes: int, sample_shape: tuple[int, ...], seed: int | None = None, name: str | None = None
+  ) -> Any:
     """Returns the `Model` of the flags --model and --init, or of --torch_model.
 
     Args:
       num_classes: number of logits; a network of PyTorch has its own.
       sample_shape: (H, W, C), for a network of PyTorch.
       seed: of the weights of a network of PyTorch; None for that of the flag --seed, if there is one.
+      name: of a network that stands in for --model.
 
     Raises:
       UsageError: for flags of one network where the other is given, and for a module that is not found.
@@ -261,9 +264,9 @@ class Flags:
     import gradleak as gl
 
     if not self.torch_model:
-      self.check_torch()
+      self.refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
       init = {'init': self.init} if 'init' in self else {}
-      return gl.models.create(self.model, num_classes, **init, columns=self.columns, known=self.known)
+      return gl.models.create(name or self.model, num_classes, **init, columns=self.columns, known=self.known)
     own = [name for name in ('model', 'models', 'init') if name in self]
     self.refuse_beside(f'the networks of --{own[0]}, and not for --torch_model', *own)
     module = self._drawn(seed)
@@ -274,11 +277,6 @@ class Flags:
     if 'vocabulary' in self.known:
       example = rng.integers(self.known['vocabulary'], size=example.shape, dtype=np.int32)
     return gl.models.from_torch(module, example, mean=mean, std=std)[0]
-
-  def check_torch(self) -> None:
-    """Raises `UsageError` for the normalisation of a network of PyTorch where there is no such network."""
-    if not self.torch_model:
-      self.refuse_beside('--torch_model, which is missing', 'torch_mean', 'torch_std')
 
   def _drawn(self, seed: int | None) -> Any:
     """Returns the module of --torch_model; what it draws is of a seed, or else of the flag --seed, if there is one."""

@@ -13,7 +13,6 @@ import os
 import re
 import sys
 
-import gradleak as gl
 from gradleak import registry
 from gradleak.core import errors, grammar
 from gradleak.core.storage import write_atomically
@@ -95,13 +94,8 @@ def main(_):
 
 def _models(dataset, seed):
   """Yields the models that the flags describe; one of PyTorch is exported once for all seeds."""
-  _GIVEN.check_torch()
-  number = _GIVEN.outputs(dataset)
-  if _GIVEN.torch_model:
-    yield _GIVEN.network(number, dataset.samples.shape[1:], seed)
-    return
-  for name in grammar.parse_list(_GIVEN.models, 'model'):
-    yield gl.models.create(name, number, init=_GIVEN.init, columns=_GIVEN.columns, known=_GIVEN.known)
+  for name in [''] if _GIVEN.torch_model else grammar.parse_list(_GIVEN.models, 'model'):
+    yield _GIVEN.network(_GIVEN.outputs(dataset), dataset.samples.shape[1:], seed, name)
 
 
 def _seeds():

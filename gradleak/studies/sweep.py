@@ -195,8 +195,8 @@ class _Forecast:
     alike = [number for number, structure in enumerate(first) if structure.attack == place[1]]
     current = -1 if self._sequential else alike[min(self._ended[place], len(alike) - 1)]
     rest = [*first[current + 1 :], *itertools.chain(*others)]
-    done = progress.step if self._sequential else progress.step - progress.num_steps
-    left: float = -done * len(progress.objective)
+    here = 0 if self._sequential else progress.num_steps  # the rest holds those of this structure as well
+    left: float = (here - progress.step) * len(progress.objective)
     return left + sum(structure.runs * structure.num_steps for structure in rest) / self._processes
 
 
