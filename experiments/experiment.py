@@ -33,7 +33,7 @@ from gradleak.audit.uploads import Uploads, uploads
 from gradleak.audit.views import views
 from gradleak.core import errors, grammar
 from gradleak.core.locks import alone
-from gradleak.core.statistics import MIN_RUNS
+from gradleak.core.statistics import MIN_RUNS, percent
 from gradleak.core.storage import Workdir, computed_once, plain
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
@@ -587,7 +587,7 @@ def train(
     if training.tested and (number % training.evaluated == 0 or number == training.rounds):
       accuracy = simulation.accuracy(client.model, models[0], *held_out)[0]
       if progress != 'none':
-        print(f'training of the network: round {number} of {training.rounds}, {accuracy:.1%} accurate', flush=True)
+        print(f'training of the network: round {number} of {training.rounds}, {percent(accuracy)} accurate', flush=True)
       if 100 * accuracy >= training.accuracy:
         break
   reached = {} if accuracy is None else {'accuracy_reached': 100 * accuracy}
