@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradleak import data
 from gradleak.core import errors
 from gradleak.core.trees import Tree
 from gradleak.defenses.defense import as_defense
@@ -25,6 +24,7 @@ from gradleak.federated.losses import as_loss
 from gradleak.frameworks import opacus
 from gradleak.frameworks.comparison import Comparison, compare
 from gradleak.frameworks.exchange import Exchange, read, write
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import check_model, outputs_shape
 from gradleak.models.torch_weights import without_prefixes
@@ -147,6 +147,7 @@ def audit(
   run_config: Mapping[str, Any] | None = None,
   client: ClientSettings | None = None,
   defense: Any = None,
+  modality: Modality = IMAGES,
   **given: Any,
 ) -> Audit:
   """Calls a client's training on chosen samples, compares it with the simulated client, and attacks what it returns.
@@ -157,9 +158,10 @@ def audit(
 
   Args:
     client_fn: (samples, targets) -> a `ClientApp`, a `Client` or a `NumPyClient` that trains on these samples alone.
-      They come as a data loader of torchvision has them in front of its normalisation: float32 [N, C, H, W] in [0, 1],
-      and int64 [N], tensors of PyTorch.
-    samples, targets: the samples, floats [N, H, W, C] in [0, 1] and integers [N].
+      They are tensors of PyTorch. Images come as a data loader of torchvision has them in front of its normalisation:
+      float32 [N, C, H, W] in [0, 1]. Rows are float32 [N, D], as `gradleak.data.table` encodes them, and texts are ids
+      of tokens, int64 [N, T]. Targets are int64 [N].
+    samples, targets: the samples, floats [N, H, W, C] in [0, 1] or what the modality takes, and integers [N].
     model, variables: of `gradleak.models.from_torch(module, …, mean=, std=)`; the weights that the client is sent.
     key: a typed JAX key for the attacks; None compares without an attack.
     config: what the server sends with the weights, such as {'lr': 0.01}.
@@ -168,21 +170,22 @@ def audit(
       local_epochs, local_batch_size and others; share is 'delta'.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text. It is simulated, and attackers who
       know it run. DP-SGD of Opacus is recognised without it.
+    modality: what a sample is; of a dataset `gradleak.modalities.of_config(dataset.settings)`.
     **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, labels, restarts, steps,
       controls, workdir, progress.
 
   Raises:
     UsageError: for a client that returns an error, other arrays than it was sent, or another number of samples; for a
-      model that is not of PyTorch; for pixels, labels or settings out of range; for `share='gradient'`, since a Flower
-      client returns weights; and as `gradleak.attack` does.
+      model that is not of PyTorch, or takes other samples; for samples, labels or settings out of range; for
+      `share='gradient'`, since a Flower client returns weights; and as `gradleak.attack` does.
   """
   check_model(model)
   _layout(model)
-  samples, targets = _samples(samples, targets)
+  samples, targets = _samples(samples, targets, model, modality)
   own = {field.name for field in dataclasses.fields(ClientSettings)}
   settings = _settings(client or ClientSettings(), {name: given.pop(name) for name in own & set(given)})
   sent, made, steps = _sent(model, variables), list[tuple[Exchange, Tree]](), list[opacus.Step]()
-  classes = _classes(model, variables, samples, targets, settings)
+  classes = _classes(model, variables, samples, targets, settings, modality.noun[0])
 
   def fit(samples: np.ndarray, targets: np.ndarray) -> Tree:
     with opacus.watched(steps):
@@ -195,7 +198,8 @@ def audit(
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
-  what = (fit, model, variables, samples, targets, settings, classes, given_or_seen, lambda: _least_type(made, model))
+  facts = (given_or_seen, lambda: _least_type(made, model), modality)
+  what = (fit, model, variables, samples, targets, settings, classes, *facts)
   found = _compared(given.get('progress', 'auto'), steps, *what)
   explained = next((one.changes for one in found.explanations if one.changes), {})
   order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
@@ -207,6 +211,7 @@ def audit(
       model,
       variables,
       found.update,
+      modality=modality,
       sample_shape=samples.shape[1:],
       num_samples=len(samples),
       client=dataclasses.replace(settings, learning_rate=settings.rate),
@@ -324,18 +329,22 @@ def _sent(model: Model, variables: Mapping) -> dict[str, np.ndarray]:
   return {name: np.array(array, entries[name].dtype, order='C') for name, array in arrays.items()}
 
 
-def _samples(samples: Any, targets: Any) -> tuple[np.ndarray, np.ndarray]:
+def _samples(samples: Any, targets: Any, model: Model, kind: Modality) -> tuple[np.ndarray, np.ndarray]:
   samples, targets = errors.host_array('samples', samples), errors.host_array('targets', targets)
-  data.check_images(samples)
+  errors.check_instance('modality', kind, Modality, 'a gradleak.modalities.Modality')
+  kind.check_model(model)
+  kind.check(samples)
   if targets.shape != samples.shape[:1] or targets.dtype.kind not in 'iu':
     raise errors.UsageError(f'labels are {targets.dtype} of shape {targets.shape}, expected {len(samples)} integers')
-  return np.asarray(samples, np.float32), np.asarray(targets, np.int32)
+  return kind.cast(samples), np.asarray(targets, np.int32)
 
 
-def _classes(model: Model, variables: Mapping, samples: np.ndarray, targets: np.ndarray, client: ClientSettings) -> int:
+def _classes(
+  model: Model, variables: Mapping, samples: np.ndarray, targets: np.ndarray, client: ClientSettings, noun: str
+) -> int:
   """Returns the number of classes of a model; raises `UsageError` for targets that are not among them."""
   classes = outputs_shape(model, variables, samples.shape[1:])[-1]
-  as_loss(client.loss).targets.checked(targets, len(targets), classes, 'image')
+  as_loss(client.loss).targets.checked(targets, len(targets), classes, noun)
   return classes
 
 
@@ -343,7 +352,9 @@ def _tensors(samples: np.ndarray, targets: np.ndarray) -> tuple[Any, Any]:
   import torch
 
   # Copies: a client may change its tensors in place, and one channel in front shares the memory of the samples.
-  return torch.from_numpy(np.array(np.moveaxis(samples, -1, 1), order='C')), torch.from_numpy(targets.astype(np.int64))
+  given = np.moveaxis(samples, -1, 1) if samples.ndim == 1 + IMAGES.axes else samples
+  kept = np.int64 if np.issubdtype(samples.dtype, np.integer) else samples.dtype
+  return torch.from_numpy(np.array(given, kept, order='C')), torch.from_numpy(targets.astype(np.int64))
 
 
 def _app(made: Any) -> Any:

@@ -262,9 +262,7 @@ def _checked_samples(kind: Modality, samples: Any) -> np.ndarray:
 def _check_head(client: Client, variables: Mapping, samples: np.ndarray, outputs: tuple[int, ...]) -> None:
   """Raises `UsageError` for outputs that do not suit the loss, and for tokens that the model does not know."""
   model, kind = client.model, client.modality
-  misfit = kind.misfit(model)
-  if misfit:
-    raise errors.UsageError(misfit)
+  kind.check_model(model)
   if model.vocabulary is not None and samples.max() >= model.vocabulary:
     raise errors.UsageError(
       f'the {kind.noun[1]} have the token {samples.max()}, and {model.name!r} embeds {model.vocabulary}: it is of '

@@ -18,6 +18,7 @@ from gradleak.core.trees import Tree
 from gradleak.defenses import Context, Defense, bind
 from gradleak.engine.parts import tell
 from gradleak.federated import ClientSettings
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 
 AGREES = 1e-3  # relative difference of two updates up to which they are of the same training
@@ -120,24 +121,27 @@ def compare(
   num_classes: int,
   defense: Callable[[], Defense | None] = lambda: None,
   kind: Callable[[], Any] = lambda: np.float32,
+  modality: Modality = IMAGES,
 ) -> Comparison:
   """Returns the `Comparison` of a client with the simulated one.
 
   The client is called until two updates on the samples differ, or seven times at most. If they differ, it is called on
   the first sample as well: an order needs several samples. A client that shuffles is called on copies of it, too, whose
   number tells the steps. Noise is what has the same deviation in every tensor. Where no setting explains a difference,
-  it is called on pixels that hardly differ, which tells whether it rounds more than float32 does.
+  it is called on samples that hardly differ, which tells whether it rounds more than float32 does. Ids of tokens have
+  no such neighbours, and coarse rounding explains nothing there.
 
   Args:
     fit: (samples, targets) -> the delta of the parameters that the client returns, a tree like the parameters. Each
       call has copies, which it may change.
     model, variables: what it was sent.
-    samples, targets: the samples, floats [N, H, W, C] and integers [N].
+    samples, targets: the samples, as the modality takes them, and integers [N].
     settings: of the simulated client.
     num_classes: of the model.
     defense: returns what the client uses, simulated as well; it is called once the client has trained.
     kind: returns the type of the weights that the client returns. One of 16 bits rounds them, so that settings are not
       searched for.
+    modality: what a sample is.
 
   Raises:
     UsageError: where the client returns what it was sent, or values that are not finite.
@@ -146,18 +150,20 @@ def compare(
   pair = _two(fit, samples, targets)
   _check_trained(*pair)
   repeat = _apart(*pair)
-  simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (_simulated, _quick))
+  once, quickly = (functools.partial(how, modality=modality) for how in (_simulated, _quick))
+  simulated, quick = (functools.partial(_sent, how, model, num_classes) for how in (once, quickly))
   sent = simulated(settings)
   same = functools.partial(_same, sent, variables)
   draws, noise = ('', 0.0) if repeat < REPEATS else _drawn(fit, pair, samples, targets, same)
   used = defense()
   if used is not None and used.stages:
-    simulate = functools.partial(_simulated, model, variables, num_classes)
+    simulate = functools.partial(once, model, variables, num_classes)
     return _defended(simulate, settings, used, pair, (samples, targets), repeat, noise)
   mine = sent(variables)(samples, targets)
   undrawn = _undrawn(simulated, variables, settings, samples, targets, draws=draws)
   if other := undrawn or _frozen(pair[0], mine, settings):
-    return _still(compare(fit, *what, dataclasses.replace(settings, **other), num_classes, kind=kind), other)
+    another = dataclasses.replace(settings, **other)
+    return _still(compare(fit, *what, another, num_classes, kind=kind, modality=modality), other)
   difference = _apart(pair[0], mine)
   rounded = _rounded(sent, variables, pair[0], samples, targets)
   made = functools.partial(Comparison, pair[0], difference, repeat, noise, draws)
@@ -174,7 +180,9 @@ def compare(
     return made(
       False, (), (f'The updates of client and simulated client differ by {difference:.2g} of the norm.', *drawn)
     )
-  coarse = functools.cache(lambda: _is_coarse(fit, samples, targets, draws == 'order'))
+  coarse = functools.cache(
+    lambda: not modality.integral and _is_coarse(fit, samples, targets, draws == 'order', modality.box)
+  )
   search = functools.partial(_sought, coarse, simulated, quick, variables, model)
   if draws == 'order':
     sought = _shuffled(search, fit, model, settings, pair[0], samples, targets)
@@ -235,8 +243,9 @@ def _simulated(
   targets: np.ndarray,
   defense: Defense | None = None,
   key: Any = None,
+  modality: Modality = IMAGES,
 ) -> Tree:
-  client = settings.client(model, num_classes)
+  client = dataclasses.replace(settings.client(model, num_classes), modality=modality)
   if client.drop_last and len(samples) < (client.batch_size or 1):
     return jax.tree.map(np.zeros_like, jax.device_get(variables['params']))  # of no batch
   if defense is not None:
@@ -250,15 +259,22 @@ def _compiled(client: Any) -> Callable:
 
 
 def _quick(
-  model: Model, variables: Mapping, num_classes: int, settings: ClientSettings, samples: np.ndarray, targets: np.ndarray
+  model: Model,
+  variables: Mapping,
+  num_classes: int,
+  settings: ClientSettings,
+  samples: np.ndarray,
+  targets: np.ndarray,
+  modality: Modality = IMAGES,
 ) -> Tree:
   """Returns what `_simulated` does, without compiling the training anew for each setting."""
   usual = ClientSettings()
   if any(getattr(settings, name) != getattr(usual, name) for name in _NOT_QUICK):
-    return _simulated(model, variables, num_classes, settings, samples, targets)
+    return _simulated(model, variables, num_classes, settings, samples, targets, modality=modality)
   settings.client(model, num_classes)  # refuses settings that do not go together
   client = dataclasses.replace(settings, accumulate=1).client(model, num_classes)
-  gradient = _gradient(ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes))
+  bare = ClientSettings(loss=settings.loss, batch_norm=settings.batch_norm).client(model, num_classes)
+  gradient = _gradient(dataclasses.replace(bare, modality=modality))
   optimizer = promoting(client.optimizer)
   params, size, steps = variables['params'], settings.local_batch_size or len(samples), settings.accumulate
   mask = client.trained_layers(params, samples.shape[1:]) if settings.frozen else None
@@ -377,20 +393,26 @@ def _white(first: Tree, second: Tree) -> float:
   return float(np.sqrt(squares / 2))
 
 
-def _is_coarse(fit: Fit, samples: np.ndarray, targets: np.ndarray, shuffles: bool = False) -> bool:
+def _is_coarse(
+  fit: Fit,
+  samples: np.ndarray,
+  targets: np.ndarray,
+  shuffles: bool = False,
+  box: tuple[float, float] = IMAGES.box,
+) -> bool:
   """Returns whether a client rounds more than float32 does, or may do so.
 
-  In float32, twice a small change of the pixels moves an update twice as far. Rounding to fewer bits makes it jump, and
-  so does a ReLU that meets its kink: one change that it follows is enough. Copies of one sample have no order, and
+  In float32, twice a small change of the samples moves an update twice as far. Rounding to fewer bits makes it jump,
+  and so does a ReLU that meets its kink: one change that it follows is enough. Copies of one sample have no order, and
   fewer ReLUs; but BatchNorm makes nothing of them.
   """
   draw = np.random.default_rng(0)
   copies = tuple(np.repeat(part[:1], len(part), axis=0) for part in (samples, targets))
-  for pixels, labels in [copies] if shuffles else [copies, (samples, targets)]:
-    start = jax.tree.map(np.float64, fit(pixels, labels))
+  for given, labels in [copies] if shuffles else [copies, (samples, targets)]:
+    start = jax.tree.map(np.float64, fit(given, labels))
     for _ in range(_TRIED):
       change = _SMALL * draw.standard_normal(samples[:1].shape)
-      near = [np.clip(pixels * (1 + times * change), 0, 1).astype(pixels.dtype) for times in (1, 2)]
+      near = [np.clip(given * (1 + times * change), *box).astype(given.dtype) for times in (1, 2)]
       once, twice = (jax.tree.map(np.subtract, fit(x, labels), start) for x in near)
       if _norm(twice) > 0 and _distance(twice, jax.tree.map(lambda x: 2 * x, once)) <= _STRAIGHT * _norm(twice):
         return False
@@ -662,7 +684,9 @@ def _sizes(count: int) -> list[int]:
 
 
 def _normalisations(model: Model) -> list[tuple]:
-  """Returns changes of what is done to pixels in front of the network."""
+  """Returns changes of what is done to pixels in front of the network; none of it is done to rows and tokens."""
+  if model.axes not in (None, IMAGES.axes):
+    return []
   mean, std = ((0.0,), (1.0,)) if model.normalisation is None else model.normalisation
   tried = {'none': ((0.0,), (1.0,)), **_NORMALISED}
   return [

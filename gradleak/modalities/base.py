@@ -235,6 +235,22 @@ class Modality:
         f'{self.noun[1]} are {samples.dtype} of shape {samples.shape}, expected {expected}, N ≥ 1'
       )
 
+  def check_model(self, model: Any) -> None:
+    """Raises `UsageError` for a model that takes other samples, or tokens of another tokeniser."""
+    if model.axes not in (None, self.axes):
+      known = model.axes in {one.axes for one in REGISTRY.values()}
+      fit = 'give modality=gradleak.modalities.of_config(dataset.settings) of what the client trains on'
+      none = 'no kind of samples has as many; a series is an image of one row, for a network that reshapes it'
+      raise errors.UsageError(
+        f'the model {model.name!r} takes samples of {model.axes} axes, and {self.noun[1]} have {self.axes}: '
+        f'{fit if known else none}'
+      )
+    if model.takes_ids != self.integral:
+      takes = 'ids of tokens' if model.takes_ids else 'floats'
+      raise errors.UsageError(f'the model {model.name!r} takes {takes}, and {self.noun[1]} are {self.dtype}')
+    if misfit := self.misfit(model):
+      raise errors.UsageError(misfit)
+
   def recorded(self, samples: np.ndarray) -> dict[str, Any]:
     """Returns what the settings of a result tell of samples: `describe`, and the name of all modalities but images."""
     return {**({} if self is REGISTRY['images'] else {'modality': self.name}), **self.describe(samples)}

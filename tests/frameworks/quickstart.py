@@ -23,9 +23,9 @@ class Net(nn.Module):
 def train(
   net, images, labels, *, lr=0.01, momentum=0.9, epochs=1, batch=None, shuffle=False, mean=0.5, std=0.5, flip=False
 ):
-  """Trains as the quickstart does, on images in [0, 1]."""
+  """Trains as the quickstart does, on images in [0, 1]; samples are taken as they are where std is 1."""
   optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)
-  samples = torch.utils.data.TensorDataset((images - mean) / std, labels)
+  samples = torch.utils.data.TensorDataset(images if std == 1 else (images - mean) / std, labels)
   for _ in range(epochs):
     for x, y in torch.utils.data.DataLoader(samples, batch_size=batch or len(samples), shuffle=shuffle):
       x = torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(-1), x) if flip else x

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradleak import defenses, models
+from gradleak import attacks, data, defenses, modalities, models
 from gradleak.core import errors
 from gradleak.models.model import check_variables
 
@@ -224,6 +224,65 @@ def test_a_client_that_rounds_its_weights_is_told_at_once(grey):
 def test_what_is_no_weights_is_refused_before_settings_are_tried(change, match, grey):
   with pytest.raises(errors.UsageError, match=match):
     _changed(grey, change)
+
+
+@pytest.fixture(scope='module')
+def ill():
+  """Returns encoded rows of patients, and a network of them: the audit of it takes more settings."""
+  torch.manual_seed(0)
+  draw = np.random.default_rng(0)
+  columns = {'age': draw.integers(18, 90, 40), 'ward': draw.choice(['a', 'b', 'c'], 40)}
+  private = data.table(columns, draw.choice(['no', 'yes'], 40))
+  samples, targets = private.samples[:3], private.targets[:3]
+  network = torch.nn.Sequential(torch.nn.Linear(samples.shape[1], 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+  def audited(count=3, lr=0.01, **settings):
+    def client(x, y):
+      assert x.shape == (len(y), samples.shape[1]) and x.dtype == torch.float32
+      return quickstart.numpy_client(x, y, network=lambda: copy.deepcopy(network), mean=0.0, std=1.0, lr=lr)
+
+    known = {**KNOWN, 'modality': modalities.of_config(private.settings), **settings}
+    return flower.audit(client, samples[:count], targets[:count], *sent, **known)
+
+  sent = models.from_torch(network, samples)
+  return audited
+
+
+def test_a_client_of_rows_is_compared_and_attacked(ill):
+  assert ill().comparison.agrees
+  found = ill(lr=0.05).comparison
+  assert [one.words for one in found.explanations] == ['learning_rate=0.05']
+  found = ill(count=1, key=jax.random.key(0), attacks=[attacks.fidel()], progress='none')
+  assert found.comparison.agrees
+  assert [row['verdict'] for row in found.captured.rows] == ['exact']
+
+
+def test_rows_that_are_taken_for_images_are_refused_with_what_to_give(ill):
+  with pytest.raises(errors.UsageError, match=r'takes samples of 1 axes, and images have 3: give modality='):
+    ill(modality=modalities.IMAGES)
+  with pytest.raises(errors.UsageError, match=r'takes floats, and texts are int32'):
+    ill(modality=modalities.TEXT)
+  with pytest.raises(errors.UsageError, match=r'expected a gradleak\.modalities\.Modality'):
+    ill(modality='table')
+
+
+def test_a_client_of_texts_is_compared():
+  torch.manual_seed(0)
+  texts = np.random.default_rng(0).integers(1, 256, (3, 5)).astype(np.int32)
+  network = torch.nn.Sequential(torch.nn.Embedding(256, 4), torch.nn.Flatten(), torch.nn.Linear(20, 2))
+
+  def client(x, y, **settings):
+    assert x.shape == (len(y), 5) and x.dtype == torch.int64
+    return quickstart.numpy_client(x, y, network=lambda: copy.deepcopy(network), mean=0.0, std=1.0, **settings)
+
+  sent = models.from_torch(network, texts)
+  what = texts, np.asarray([0, 1, 1]), *sent
+  known = {**KNOWN, 'modality': modalities.TEXT, 'loss': 'cross_entropy'}
+  assert flower.audit(client, *what, **known).comparison.agrees
+  found = flower.audit(lambda x, y: client(x, y, batch=2), *what, **known).comparison
+  assert [one.words for one in found.explanations] == ['local_batch_size=2']
+  unknown = flower.audit(lambda x, y: client(x, y, batch=2, lr=0.013, momentum=0.3), *what, **known).comparison
+  assert not unknown.agrees and not unknown.explanations  # no neighbours of a token tell how it rounds
 
 
 def test_labels_and_pixels_out_of_range_are_refused_before_the_client_is_called(grey):

@@ -37,7 +37,7 @@ from gradleak.federated import ClientSettings
 from gradleak.federated.losses import as_loss
 from gradleak.federated.scenario import Scenario, fingerprint, scenario
 from gradleak.federated.targets import CLASSES, SAMPLES
-from gradleak.modalities import IMAGES, TABLE, TEXT, Modality
+from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import check_model, check_sample_shape, check_variables, outputs_shape
 from gradleak.studies.captured.defaults import Known
@@ -222,14 +222,7 @@ def _inverted(
 def _shape(model: Model, variables: Mapping, sample_shape: Any, kind: Modality) -> tuple[int, ...]:
   """Returns the shape of one sample, checked, or derived where it is not given."""
   errors.check_instance('modality', kind, Modality, 'a gradleak.modalities.Modality')
-  if model.axes not in (None, kind.axes):
-    known = model.axes in {one.axes for one in (IMAGES, TABLE, TEXT)}
-    fit = 'give modality=gradleak.modalities.of_config(dataset.settings) of what the client trains on'
-    none = 'no kind of samples has as many; a series is an image of one row, for a network that reshapes it'
-    raise errors.UsageError(
-      f'the model {model.name!r} takes samples of {model.axes} axes, and {kind.noun[1]} have {kind.axes}: '
-      f'{fit if known else none}'
-    )
+  kind.check_model(model)
   if sample_shape is None:
     return derived_sample_shape(model, variables, kind)
   shape = check_sample_shape(sample_shape, kind.axes)
