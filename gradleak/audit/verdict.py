@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradleak.core import statistics
-from gradleak.modalities import of_rows
+from gradleak.modalities import Modality, of_rows
 
 CONTROL = 'null_gradient'
 # The verdicts on a reconstruction, the strongest first; then those on a run that shows nothing.
@@ -140,7 +140,7 @@ def false_alarms(controls: list[dict]) -> list[dict]:
   pools: dict[tuple, list[dict]] = {}
   kind = of_rows(controls)
   for row in controls:
-    pools.setdefault((row['attack'], *(row[name] for name in kind.controls)), []).append(row)
+    pools.setdefault(_pool(kind, row), []).append(row)
   found = []
   for pool in pools.values():
     numbers = [{name: math.nan if value is None else value for name, value in row.items()} for row in pool]
@@ -152,6 +152,18 @@ def false_alarms(controls: list[dict]) -> list[dict]:
       judged = judge(given, beyond)
       found.append({**row, 'verdict': judged['verdict'], 'success': judged['success']})
   return found
+
+
+def of_attackers(controls: list[dict], rows: list[dict]) -> list[dict]:
+  """Returns the control runs of the attackers that some rows are of: those whose thresholds the rows are judged by."""
+  kind = of_rows(rows)
+  pools = {_pool(kind, row) for row in rows}
+  return [row for row in controls if _pool(kind, row) in pools]
+
+
+def _pool(kind: Modality, row: dict) -> tuple:
+  """Returns what control runs with the same thresholds have in common."""
+  return row['attack'], *(row[name] for name in kind.controls)
 
 
 class Alarms(NamedTuple):

@@ -18,6 +18,7 @@ from gradleak.studies.autoleak import leaderboard
 from gradleak.studies.autoleak.costs import Cost, alike, task_of_entry
 from gradleak.studies.autoleak.entry import checked
 from gradleak.studies.identification import Identification
+from gradleak.summary import worst
 from tests.leaderboards import COMMAND, changed, found, rank
 
 PRUNE = 'prune(rate=0.9)'
@@ -52,6 +53,19 @@ def test_counts_and_intervals_follow_from_the_rows(made):
 def test_malicious_servers_are_apart(made):
   assert made['none']['malicious']['verdict'] == 'above chance' and made['none']['honest']['verdict'] == 'exact'
   assert all(entry['malicious'] is None for entry in leaderboard.entries(found(malicious=False)))
+
+
+def test_false_alarms_of_attackers_that_met_another_defense_are_none_of_an_entry(made, run):
+  thresholds = {'control_psnr': 5.0, 'control_pearson': 0.1}
+  one = next(row for row in run.controls if row['honest'])
+  others = [{**one, 'attack': 'other', **thresholds, 'trial': 1000 + i} for i in range(16)]
+  others[0] |= {'psnr': 60.0, 'pearson': 0.99}
+  known = [*run.controls, *others]
+  assert worst.alarms([row for row in known if row['honest']])[0]['levels'][-1]['count'] == 1
+  met = {**next(row for row in run.rows if row['honest'] and row['defense'] == PRUNE), 'attack': 'other', **thresholds}
+  beside = dataclasses.replace(run, controls=known, rows=[*run.rows, met])
+  alarms = {entry['defense']: entry['honest']['noise']['levels'][-1]['count'] for entry in leaderboard.entries(beside)}
+  assert alarms == {'none': 0, PRUNE: 1, 'laplace(scale=0.1)': 0}
 
 
 def test_false_alarms_are_counted_for_all_attackers_of_a_defense_together(made, run, tmp_path):

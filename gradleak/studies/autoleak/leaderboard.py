@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gradleak.audit import load as load_audit
-from gradleak.audit.verdict import LEVELS
+from gradleak.audit.verdict import LEVELS, of_attackers
 from gradleak.core import errors
 from gradleak.core.storage import (
   damaged,
@@ -185,8 +185,12 @@ def _piece(one: Piece) -> dict[str, Any]:
 
 
 def _noise(found: AutoLeak, honest: bool, defense: str) -> dict[str, Any]:
-  """Returns the false alarms of all attackers of a defense together, {'noise': …}; {} without control runs."""
-  controls = [row for row in found.controls if row['honest'] == honest]
+  """Returns the false alarms of all attackers of a defense together, {'noise': …}; {} without control runs.
+
+  Attackers that other defenses of the run met do not count: an entry is the same whatever runs beside it.
+  """
+  rows = [row for row in found.rows if row['honest'] == honest and row['defense'] == defense]
+  controls = of_attackers([row for row in found.controls if row['honest'] == honest], rows)
   named = rankings.alarms(found.ranked, defense) if honest else ()
   told = [
     {'n': line['n'], 'levels': [{part: one[part] for part in ('level', 'count')} for one in line['levels']]}
