@@ -222,13 +222,17 @@ def hinting(worst: Sequence[Entry], config: Config) -> list[Finding]:
 
 
 def outdone(worst: Sequence[Entry]) -> list[Finding]:
-  """Returns at most one finding: the defenses under which attackers recover less for knowing the defense."""
-  counts = [
-    _count('instead', [entry])
+  """Returns the defenses under which attackers recover less for knowing the defense, apart where they add uploads."""
+  fewer = [
+    entry
     for entry in _active(worst)
     if None not in (entry['adaptive'], entry['non_adaptive']) and entry['adaptive'] < entry['non_adaptive']
   ]
-  return [found('findings.outdone', counts=counts)] if counts else []
+  made = []
+  for name, adds in (('', False), ('_partly', True)):
+    counts = [_count(f'instead{name}', [e]) for e in fewer if (e['recovered'] > e['non_adaptive']) == adds]
+    made += [found(f'findings.outdone{name}', counts=counts)] if counts else []
+  return made
 
 
 def caution(worst: Sequence[Entry]) -> Finding:

@@ -167,6 +167,18 @@ def test_it_is_said_where_knowing_the_defense_helps_nobody():
   )  # none, and nobody knows
 
 
+def test_knowing_the_defense_helps_where_it_adds_uploads_although_it_shows_fewer():
+  """One who knows it recovers one upload, the others three more; the worst case of four was called that of three."""
+  helped = entry('prune', 4, non_adaptive=3, adaptive=1, adaptive_attacks=['masked'])
+  (one,) = findings.outdone([helped])
+  assert str(one) == (
+    'Attackers who know the defense recover less than those who do not, but other uploads: 1 of 4 in place of 3, '
+    'together 4, under `prune`.'
+  )
+  idle = entry('clip', 3, non_adaptive=3, adaptive=1)
+  assert [one.name for one in findings.outdone([helped, idle])] == ['findings.outdone', 'findings.outdone_partly']
+
+
 def test_attacks_that_can_use_nothing_of_what_is_known_are_named():
   given = [summary(), summary('dlg', 'clip'), summary('gs', 'clip'), summary('gs', 'clip', adaptive='clipped')]
   assert values(findings.unsuited(given, {})) == [('unsuited', [['clip']])]
