@@ -207,7 +207,7 @@ def epsilon(value: float | None) -> str:
     return number(value)
   if value > NO_PROTECTION:
     return f'> {NO_PROTECTION}'
-  return upwards(value) if value > 0 else '0'
+  return upwards(value)
 
 
 def _spent(one: Entry) -> Epsilon:
