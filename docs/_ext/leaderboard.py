@@ -98,6 +98,8 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
     best = f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+    if facts['equal']:
+      best += f'; {facts["equal"]} {"others hide" if facts["equal"] > 1 else "other hides"} it as well'
     return f'none counted hides it: {named}' if kind == 'everyone' else best
   if kind == 'unpriced':
     names = facts['names']
