@@ -483,6 +483,21 @@ def test_bounds_on_a_cost_are_rounded_outwards_and_no_share_to_all(extensions):
   assert 'at least 6.8 points' in board._in_colour([hidden, shown])
 
 
+def test_a_finding_credits_no_defense_whose_attacks_failed(extensions):
+  """README named four defenses among those that hide colour images, and attacks on 65 to 100 of 100 had failed."""
+  told = extensions('leaderboard')._in_colour
+
+  def entry(name, count, failed, low=6.88):
+    honest = {'n': 100, 'levels': [{'level': 'recognisable', 'count': count}], 'failed': failed}
+    return {'defense': name, 'text': name, 'cost': {'points': 9.0, 'interval': [low, 12.0]}, 'honest': honest}
+
+  shown, hidden, lost = entry('a', 100, 0), entry('b', 0, 10), entry('c', 0, 11, 0.5)
+  assert told([shown, hidden]).endswith('under `a`. Under `b` none does; these cost at least 6.8 points of accuracy.')
+  assert told([shown, hidden, lost]).endswith('6.8 points of accuracy. Under `c` the attacks did not converge, which '
+                                              'says nothing for these.')  # fmt: skip
+  assert told([shown, lost]).endswith('under `a`. Under `c` the attacks did not converge, which says nothing for these.')
+
+
 def test_defenses_of_one_name_stand_together_in_the_findings(extensions):
   texts = ['a(x=1)', 'b(y=1)', 'b(y=2)', 'c']
   assert extensions('leaderboard')._strengths(texts) == ['`a(x=1)`', '`b` at 2 strengths', '`c`']
