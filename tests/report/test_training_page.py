@@ -98,6 +98,19 @@ PAIR = {'none': NONE, 'topk': trained(0.938, up=123)}
     ({'none': NONE, 'topk': trained(0.961)}, [*LEAK, *attacked('topk', True, *NOBODY[1:])], 'leaks still other_attacks',
      'Under `topk` 1 of 4 images is still recovered (0–81 %); the model reaches 96.1 %, as much as without a defense, '
      'and clients send as many bytes.'),
+    ({'topk': trained(0.9), 'noise': trained(0.9, up=64)}, (), 'unattacked trains_alike',
+     'Under each of 2 defenses the model reaches 90.0 %.'),  # one was said to train best and worst
+    ({'none': NONE, 'a': trained(0.9), 'b': trained(0.9, up=64), 'c': trained(0.5)}, (), 'unattacked best_worst',
+     'Of 3 defenses, `a` and `b` train best: the model reaches 90.0 %, 6.1 points less than without a defense. `c` '
+     'trains worst: the model reaches 50.0 %, 46.1 points less than without a defense, and clients send as many'),
+    ({'none': NONE, 'a': trained(0.9), 'b': trained(0.9, up=64)},
+     [*LEAK, *attacked('a', *NOBODY), *attacked('b', *NOBODY)], 'leaks hiding trains_best other_attacks',
+     'Of these, `a` and `b` train best: the model reaches 90.0 %, 6.1 points less than without a defense.'),
+    ({'none': NONE, 'a': Trained([], math.nan, None, True), 'b': Trained([], math.nan, None, True)},
+     [*LEAK, *attacked('a', *NOBODY), *attacked('b', *NOBODY)], 'leaks hiding stopped other_attacks',
+     'any attacker that was run (0–61 %). The ε budget'),  # one trained best whose accuracy was not measured
+    ({'none': NONE, 'a': trained(0.9), 'b': trained(0.5)}, [*LEAK, *attacked('a', *ALL), *attacked('b', *ALL)],
+     'leaks least_alike other_attacks', 'everything: `a` and `b` leak least, 4 of 4 images each (39–100 %).'),
     (THREE, [*LEAK, *attacked('topk', *NOBODY), *attacked('noise', *NOBODY), *attacked('prune', *ALL)],
      'leaks hiding trains_best other other_attacks',
      'Of these, `topk` trains best: the model reaches 93.8 %, 2.3 points less than without a defense, and clients send '
