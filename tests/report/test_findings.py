@@ -5,7 +5,7 @@ import pytest
 
 import gradleak as gl
 from gradleak.audit import verdict
-from gradleak.report import findings, privacy
+from gradleak.report import findings, privacy, words
 from gradleak.report.words import found
 from tests.report import facts
 
@@ -274,6 +274,12 @@ def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
   (note,) = cautions(*given, controls=controls)
   assert [part.facts for part in note.facts['places']] == [{'attack': 'ggl', 'defenses': ['prune']}]
   assert not cautions(*given, controls=[{**control, 'psnr': None} for control in controls])
+
+
+def test_what_is_seen_without_a_recovered_sample_is_said_of_no_other_defense():
+  """Beside rows that are recovered under one defense stood “No row is recovered, but” others."""
+  told = [words.texts()['findings'][name] for name in ('seen', 'reidentified')]
+  assert all(text.startswith('Where no image is recovered, {unit} are ') for text in told)
 
 
 RUN = {
