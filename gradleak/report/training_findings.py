@@ -8,7 +8,7 @@ from gradleak.core.statistics import proportion_interval
 from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.modalities import of_rows
 from gradleak.report import chance, wording
-from gradleak.report.formatting import defenses, listed, scored, significant, unit
+from gradleak.report.formatting import defenses, listed, percent, scored, significant, unit
 from gradleak.report.frontier import Entry, between, cost, epsilon, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import Finding, found, said, worded
@@ -106,8 +106,8 @@ def leaks_undefended(worst: Worst) -> bool:
 
 
 def per_cent(ratio: float) -> str:
-  """Returns a ratio in per cent with two digits, or as an integer from 10 % on."""
-  return f'{100 * ratio:.0f} %' if ratio >= 0.095 else f'{significant(100 * ratio)} %'
+  """Returns a ratio in per cent with two digits, or as an integer from 10 % on; less than all is no 100 %."""
+  return percent(ratio, 0) if ratio >= 0.095 else f'{significant(100 * ratio)} %'
 
 
 def measured(one: Trained) -> list[tuple[int, float]]:

@@ -13,7 +13,7 @@ from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.report.frontier import beside, best, cost
 from gradleak.report.partition import summary
 from gradleak.report.training import along
-from gradleak.report.training_findings import cautions, opening, settings
+from gradleak.report.training_findings import cautions, opening, per_cent, settings
 from gradleak.studies.frontier import Frontier, Leak, Trained
 from gradleak.summary import cases
 from tests.report.facts import methods
@@ -31,6 +31,11 @@ def test_a_cost_lies_in_its_interval():
   one = {'accuracy': 0.9794, 'at_chance': False, 'cost': 0.01, 'cost_low': -0.0177, 'cost_high': 0.0377}
   assert cost(one, base) == 0.01 and beside(one, base) == '0.0 (0.0 to 0.0)'
   assert cost({**one, 'cost': None}, base) == 0.1  # of the figures that are shown
+
+
+@pytest.mark.parametrize(('ratio', 'text'), [(0.998, '99.8 %'), (1.0, '100 %'), (0.125, '12 %'), (0.0123, '1.2 %')])
+def test_a_share_of_the_bytes_is_all_of_them_only_where_it_is(ratio, text):
+  assert per_cent(ratio) == text
 
 
 def test_noise_at_the_server_is_added_to_an_equal_mean():
