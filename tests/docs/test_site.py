@@ -342,6 +342,7 @@ def test_the_explorer_has_both_attackers_of_each_choice(extensions):
   text = pieces.explorer(rows)
   assert text.count('<option>') == 5 and json.loads(re.search(r'id="explored">(.*?)</script>', text)[1]) == rows
   assert not re.search(r'https?://', text)
+  assert text.count('alt="') == text.count('<img ') > 1 and 'alt=""' not in text  # nobody heard what was shown
 
 
 def test_cells_of_wide_tables_know_their_headings(extensions):
