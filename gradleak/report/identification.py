@@ -35,7 +35,9 @@ def opening(found: Identification) -> str:
     return said('identification.single', **most)
   if most['identified'] == least['identified']:
     return said('identification.equal', entries=len(of_first), **most)
-  hiding, showing = (defenses(one for one in of_first if one['identified'] == end['identified']) for end in (least, most))
+  hiding, showing = (
+    defenses(one for one in of_first if one['identified'] == end['identified']) for end in (least, most)
+  )
   return said('identification.opening', most=most, least=least, hiding=hiding, showing=showing, alike=len(hiding))
 
 

@@ -496,7 +496,8 @@ def test_a_finding_credits_no_defense_whose_attacks_failed(extensions):
   assert told([shown, hidden]).endswith('under `a`. Under `b` none does; these cost at least 6.8 points of accuracy.')
   assert told([shown, hidden, lost]).endswith('6.8 points of accuracy. Under `c` the attacks did not converge, which '
                                               'says nothing for these.')  # fmt: skip
-  assert told([shown, lost]).endswith('under `a`. Under `c` the attacks did not converge, which says nothing for these.')
+  assert told([shown, lost]).endswith('under `a`. Under `c` the attacks did not converge, which says nothing for '
+                                      'these.')  # fmt: skip
 
 
 def test_defenses_of_one_name_stand_together_in_the_findings(extensions):
