@@ -11,7 +11,7 @@ from gradleak.core import statistics
 from gradleak.data.images import span_in_words
 from gradleak.modalities import of_config, of_rows
 from gradleak.report import privacy
-from gradleak.report.formatting import defenses, scored, together, unit
+from gradleak.report.formatting import defenses, listed, scored, together, unit
 from gradleak.report.words import Finding, found, said
 
 MIN_CONTROLS = 64
@@ -237,8 +237,10 @@ def outdone(worst: Sequence[Entry]) -> list[Finding]:
 
 def caution(worst: Sequence[Entry]) -> Finding:
   """Returns what the result does not show; `worst` is from `cases.worst_case`."""
-  unsolved = any(entry['inconclusive'] for entry in worst)
-  return found('findings.other_attacks_unsolved' if unsolved else 'findings.other_attacks')
+  failed = [f'“{verdict}”' for verdict in FAILED if any(entry[verdict] for entry in worst)]
+  if not failed:
+    return found('findings.other_attacks')
+  return found('findings.other_attacks_unsolved', failed=listed(failed, 'or'))
 
 
 def cautions(

@@ -143,6 +143,12 @@ def test_not_solved_is_never_called_protection():
   assert (one.name, one.facts['failed'], one.facts['runs']) == ('findings.unsolved', 5, 8)
   assert findings.caution(worst).name == 'findings.other_attacks_unsolved'
   assert findings.caution([entry(recovered=4)]).name == 'findings.other_attacks'
+  for failed, said in (
+    ({'inconclusive': 1}, 'starts; runs that are “inconclusive” show no protection at all.'),
+    ({'diverged': 1}, 'starts; runs that are “diverged” show no protection at all.'),  # nothing was said of these
+    ({'inconclusive': 1, 'diverged': 1}, 'runs that are “inconclusive” or “diverged” show no protection at all.'),
+  ):
+    assert str(findings.caution([entry(recovered=4), entry('prune', **failed)])).endswith(said)
 
 
 def test_cautions():
