@@ -149,8 +149,8 @@ def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale:
 
 def numbered(counts: Mapping[str, int], fails: str = 'not hold') -> str:
   """Returns how many hold, do not, and are undecided, in words; `counts` are by `SAID`."""
-  verbs = zip(SAID, (('holds', 'hold'), (f'does {fails}', f'do {fails}'), ('is undecided', 'are undecided')), strict=True)
-  return ', '.join(f'{counts[word]} {verb[counts[word] != 1]}' for word, verb in verbs)
+  verbs = ('holds', 'hold'), (f'does {fails}', f'do {fails}'), ('is undecided', 'are undecided')
+  return ', '.join(f'{counts[word]} {verb[counts[word] != 1]}' for word, verb in zip(SAID, verbs, strict=True))
 
 
 def why(lacks: Mapping[Ordered, Sequence[tuple[Cell, Outcome]]]) -> str:
