@@ -214,7 +214,9 @@ def test_entries_and_their_csv():
   assert float(noise['bytes_up']) == 1024 and float(noise['bytes_down']) == pytest.approx(2048 * 40 / 39)
   assert (none['epsilon'], float(noise['epsilon']), dp['epsilon']) == ('', math.inf, '0.5')
   assert (none['recovered'], none['n'], none['by'], noise['n']) == ('4', '4', 'dlg', '')
-  assert gone['accuracy'] == gone['bytes_up'] == gone['epsilon'] == ''
+  assert gone['accuracy'] == gone['bytes_up'] == gone['epsilon'] == gone['seconds'] == ''  # seconds were “nan”
+  (once,) = csv.DictReader(report.frontier_csv(report.entries({'none': trained(0.9, rounds=1)})).splitlines())
+  assert once['seconds'] == '' and none['seconds'] == '0.25'  # a single round includes compilation
   head, _, *lines = report.frontier_table(report.entries(trainings, LEAK)).splitlines()
   assert head.split('  ')[0] == 'defense' and head.rstrip().endswith('by')
   assert [cell.strip() for cell in lines[0].split('  ') if cell.strip()] == [
