@@ -301,7 +301,6 @@ def test_that_nothing_is_seen_says_nothing_where_every_undefended_attack_fails(c
   assert said.startswith('Even without a defense the attack recovers nothing here: ') == (fails == 'undecided')
 
 
-@pytest.mark.long
 def test_a_comparison_that_is_alone_is_singular():
   said = [dict(zip(claims.SAID, counts, strict=True)) for counts in ((1, 1, 1), (2, 0, 3))]
   assert claims.numbered(said[0]) == '1 holds, 1 does not hold, 1 is undecided'
@@ -312,6 +311,7 @@ def test_a_comparison_that_is_alone_is_singular():
   ]
 
 
+@pytest.mark.long
 def test_a_claim_of_many_comparisons_is_contradicted_by_noise_at_most_as_often_as_one():
   cells = [cell for i in range(15) for cell in (*line('none', 1.0, 1.0), *line('GC', 0.0, 0.0))]
   cells = [cell._replace(column=f'data {index // 4}') for index, cell in enumerate(cells)]
