@@ -81,10 +81,17 @@ def failed(seen: Mapping[str, Any]) -> bool:
   """Returns whether few samples are shown, but more than `HIDDEN` could be had the attacks not failed.
 
   Args:
-    seen: of an entry, by one kind of server. Entries before 0.3.0 count failures only where no upload has a level.
+    seen: of an entry, by one kind of server.
   """
-  lost = seen.get('failed', seen['count'] if seen.get('verdict') in FAILED else 0)
-  return shown(seen) <= HIDDEN * seen['n'] < shown(seen) + lost
+  return shown(seen) <= HIDDEN * seen['n'] < shown(seen) + lost(seen)
+
+
+def lost(seen: Mapping[str, Any]) -> int:
+  """Returns on how many uploads an attack failed and none shows anything; `seen` is that of `failed`.
+
+  Entries before 0.3.0 count failures only where no upload has a level.
+  """
+  return seen.get('failed', seen['count'] if seen.get('verdict') in FAILED else 0)
 
 
 def _lost(entry: Mapping[str, Any], side: str) -> bool:
