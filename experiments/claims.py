@@ -136,8 +136,7 @@ def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale:
     return 'not compared at this scale.'
   said = judged(experiment, outcomes, scale, claim)
   counts = {word: list(said.values()).count(word) for word in SAID}
-  text = f'{whole(said.values())}. Of its comparisons {counts["holds"]} hold, {counts["does not hold"]} do not, '
-  text += f'{counts["undecided"]} are undecided.'
+  text = f'{whole(said.values())}. Of its comparisons {numbered(counts, "not")}.'
   lacks = lacking(experiment, outcomes, scale, claim)
   reason, blank = why(lacks), sum(not lacks[one] for one in unseen(experiment, outcomes, claim))
   text += f' {reason}' if reason else ''
@@ -146,6 +145,12 @@ def _sentence(experiment: Experiment, outcomes: Sequence[Outcome] | None, scale:
   against = [_written(found, one) for one, word in said.items() if word == SAID[1]]
   more = f' And {len(against) - SHOWN} more.' if len(against) > SHOWN else ''
   return ' '.join([text, *against[:SHOWN]]) + more
+
+
+def numbered(counts: Mapping[str, int], fails: str = 'not hold') -> str:
+  """Returns how many hold, do not, and are undecided, in words; `counts` are by `SAID`."""
+  verbs = ('holds', 'hold'), (f'does {fails}', f'do {fails}'), ('is undecided', 'are undecided')
+  return ', '.join(f'{counts[word]} {verb[counts[word] != 1]}' for word, verb in zip(SAID, verbs, strict=True))
 
 
 def why(lacks: Mapping[Ordered, Sequence[tuple[Cell, Outcome]]]) -> str:

@@ -104,10 +104,8 @@ def _held(table: Judged) -> str:
 def _claims(tables: Iterable[Judged]) -> str:
   """Returns the sentence that says how many claims hold; '' where no table makes one."""
   counts = collections.Counter(map(_held, tables))
-  holding, failing, open_ = (counts[word] for word in claims.SAID)
-  if not holding + failing + open_:
-    return ''
-  return f'Claims of tables that were run: {holding} hold, {failing} do not hold, {open_} are undecided.'
+  known = {word: counts[word] for word in claims.SAID}
+  return f'Claims of tables that were run: {claims.numbered(known)}.' if any(known.values()) else ''
 
 
 def _agreeing(judged: Mapping[str, Judged]) -> str:

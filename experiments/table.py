@@ -193,7 +193,8 @@ def ordered(found: judgement.Order) -> str:
   if found.unordered:
     parts.append(f'Left out, as the paper’s figures have no order either: {found.unordered}.')
   if found.taus:
-    parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} columns.')
+    plural = 's' * (len(found.taus) != 1)
+    parts.append(f'Kendall’s τ-b is {number(found.tau(), 2)}, the median of {len(found.taus)} column{plural}.')
   if any(found.undefended.values()):
     parts.append(f'Pairs of a method and no defense: {counted(found.undefended)}.')
   times = found.times() or 1.0

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import runpy
+import types
 
 import jax
 import jax.numpy as jnp
@@ -917,6 +918,20 @@ def test_several_steps_of_adam_are_not_attacked_by_signs(adam, dense, small_imag
     with pytest.raises(KeyboardInterrupt):
       case.attack(dense.update())
   assert searches == ['ladder(match=sign)', 'ladder']
+
+
+@pytest.mark.parametrize(
+  ('ends', 'said'),
+  [
+    ([0.6, 0.9], 'closer than all of 2 runs on noise, which end at 0.6 – 0.9.'),
+    ([np.nan, 0.9], 'closer than all of 2 runs on noise, which end at 0.9 where they find anything.'),
+    ([np.nan], 'closer than 1 of 1 run on noise, which finds nothing.'),
+  ],
+)
+def test_runs_on_noise_that_find_nothing_are_not_said_to_end_as_others_do(ends, said):
+  one = types.SimpleNamespace(attack='a', adaptive=None, diverged=False, found=True, mismatch=0.1, inconclusive='')
+  one.control_mismatch, one.closer = np.array(ends), len(ends)
+  assert str(report_captured.finding(one)).endswith(said)
 
 
 @pytest.mark.slow

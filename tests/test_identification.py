@@ -726,6 +726,23 @@ def test_intervals_count_uploads_where_originals_share_one():
   assert found['n'] == 80
 
 
+def test_the_first_sentence_names_all_that_hide_most():
+  """Of two defenses that hide every original, one was said to hide most."""
+  row = {'copies': 'exact', 'statistic': 'likelihood', 'model': 'exact', 'rounds': 1, 'candidates': 99}
+  row |= {'posterior': None, 'present': None}
+  rows = [
+    row | {'defense': name, 'trial': t, 'place': 0, 'identified': t < seen}
+    for name, seen in (('none', 4), ('a', 0), ('b', 0), ('c', 4)) for t in range(4)
+  ]  # fmt: skip
+
+  def opening(*names):
+    kept = [one for one in rows if one['defense'] in names]
+    return gl.report.identification.opening(identification.Identification({}, kept, [], 0.0))
+
+  assert '99 others under `a` and `b`, which hide most, and 4 of 4 under `none` and `c`, by' in opening(*'abc', 'none')
+  assert '99 others under `a`, which hides most, and 4 of 4 under `none`, by' in opening('a', 'none')
+
+
 def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, tmp_path):
   """Other labels make other updates of the candidates, and so other ranks."""
   private, public, gallery = digits

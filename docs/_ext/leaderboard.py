@@ -98,6 +98,8 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
     best = f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
+    if facts['equal']:
+      best += f'; {facts["equal"]} {"others hide" if facts["equal"] > 1 else "other hides"} it as well'
     return f'none counted hides it: {named}' if kind == 'everyone' else best
   if kind == 'unpriced':
     names = facts['names']
@@ -179,16 +181,20 @@ def _of_digits(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _in_colour(entries: Sequence[Mapping[str, Any]]) -> str:
-  """Returns which defenses hide all colour images or none, and what those that hide all cost at least."""
+  """Returns which defenses hide all colour images or none, what hiding costs at least, and where attacks failed."""
   defended = sorted((entry for entry in entries if entry['defense'] != 'none'), key=lambda one: one['text'])
   (number,) = {entry['honest']['n'] for entry in defended}
   grouped = together((_shown(entry), entry) for entry in defended)
-  none, every = (listed(_strengths([one['text'] for one in grouped[share]])) for share in (1.0, 0.0))
-  least = at_least(min(min(entry['cost']['interval']) for entry in grouped[0.0]))
-  return (
-    f'**All of {number} colour images stay recognisable** to a curious server '
-    f'(CIFAR-10, LeNet), under {none}. Under {every} none does; these cost at least {least} points of accuracy.'
+  lost = [entry for entry in grouped[0.0] if deploy.failed(entry['honest'])]
+  hiding = [entry for entry in grouped[0.0] if entry not in lost]
+  none, every, unknown = (
+    listed(_strengths([one['text'] for one in of]) or ['none']) for of in (grouped[1.0], hiding, lost)
   )
+  told = f'**All of {number} colour images stay recognisable** to a curious server (CIFAR-10, LeNet), under {none}.'
+  if hiding:
+    least = at_least(min(min(entry['cost']['interval']) for entry in hiding))
+    told += f' Under {every} none does; these cost at least {least} points of accuracy.'
+  return f'{told} Under {unknown} the attacks did not converge, which says nothing for these.' if lost else told
 
 
 def _ranked(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -96,7 +96,8 @@ def finding(one: Inversion) -> Finding:
   runs, ends = len(one.control_mismatch), bounds(one.control_mismatch)
   how = 'closer than all of' if one.closer == runs > 1 else f'closer than {one.closer} of'
   verb = 's' * (runs == 1)
-  ends = f'find{verb} nothing' if ends == '–' else f'end{verb} at {ends}'
+  some = ' where they find anything' * bool(np.isnan(one.control_mismatch).any())
+  ends = f'find{verb} nothing' if ends == '–' else f'end{verb} at {ends}{some}'
   beside = said('captured.closer', how=how, runs=runs, ends=ends)
   return found('captured.differs', who=who, mismatch=one.mismatch, beside=beside)
 

@@ -81,10 +81,17 @@ def failed(seen: Mapping[str, Any]) -> bool:
   """Returns whether few samples are shown, but more than `HIDDEN` could be had the attacks not failed.
 
   Args:
-    seen: of an entry, by one kind of server. Entries before 0.3.0 count failures only where no upload has a level.
+    seen: of an entry, by one kind of server.
   """
-  lost = seen.get('failed', seen['count'] if seen.get('verdict') in FAILED else 0)
-  return shown(seen) <= HIDDEN * seen['n'] < shown(seen) + lost
+  return shown(seen) <= HIDDEN * seen['n'] < shown(seen) + lost(seen)
+
+
+def lost(seen: Mapping[str, Any]) -> int:
+  """Returns on how many uploads an attack failed and none shows anything; `seen` is that of `failed`.
+
+  Entries before 0.3.0 count failures only where no upload has a level.
+  """
+  return seen.get('failed', seen['count'] if seen.get('verdict') in FAILED else 0)
 
 
 def _lost(entry: Mapping[str, Any], side: str) -> bool:
@@ -162,9 +169,9 @@ def _side(
   side: str, undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping[str, Any]], priced: bool
 ) -> list[Finding]:
   """Returns what is to be said of one kind of server; `priced`: whether costs are known."""
-  bare = [entry[side] for entry in undefended if entry[side]]
+  bare = [entry[side] for entry in largest(undefended) if entry[side]]
   if bare and not any(map(shown, bare)):
-    return [found(f'deploy.blind_{side}', n=bare[0]['n'])]
+    return [found(f'deploy.blind_{side}', n=sum(one['n'] for one in bare))]
   if not bare or not cheap:
     return []
 
@@ -191,12 +198,18 @@ def _side(
   name = 'hidden' if level['range']['success_high'] <= HIDDEN and not flags else name
   facts = {
     'best': best['defense'],
-    'equal': sum(_seen(entry, side) == _seen(best, side) for entry in cheap) - 1,  # other ones that show as little
+    **_equal('show', [_seen(entry, side) for entry in cheap], _seen(best, side)),
     'cost': _price(best),
     'flags': listed(flags) if flags else '',
     **level,
   }
   return [found(f'deploy.{name}_{side}', **facts), *told]
+
+
+def _equal(does: str, seen: Sequence[Any], best: Any) -> dict[str, Any]:
+  """Returns how many other defenses show as little as the best one, and the sentence on these, '' for none."""
+  equal = sum(one == best for one in seen) - 1
+  return {'equal': equal, 'others': found(f'deploy.others_{does}', n=equal) if equal else ''}
 
 
 def _flags(entry: Mapping[str, Any]) -> list[str]:
@@ -215,6 +228,7 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
   facts = {
     'best': best['defense'],
     'cost': _price(best),
+    **_equal('hide', [_named(entry['likelihood'])[1] for entry in known], _named(seen)[1]),
     **{key: seen[key] for key in ('identified', 'n', 'candidates')},
   }
   if any(entry['likelihood']['identified'] < entry['likelihood']['n'] for entry in known):

@@ -11,7 +11,7 @@ from gradleak.core import statistics
 from gradleak.data.images import span_in_words
 from gradleak.modalities import of_config, of_rows
 from gradleak.report import privacy
-from gradleak.report.formatting import defenses, scored, together, unit
+from gradleak.report.formatting import defenses, listed, scored, together, unit
 from gradleak.report.words import Finding, found, said
 
 MIN_CONTROLS = 64
@@ -222,19 +222,25 @@ def hinting(worst: Sequence[Entry], config: Config) -> list[Finding]:
 
 
 def outdone(worst: Sequence[Entry]) -> list[Finding]:
-  """Returns at most one finding: the defenses under which attackers recover less for knowing the defense."""
-  counts = [
-    _count('instead', [entry])
+  """Returns the defenses under which attackers recover less for knowing the defense, apart where they add uploads."""
+  fewer = [
+    entry
     for entry in _active(worst)
     if None not in (entry['adaptive'], entry['non_adaptive']) and entry['adaptive'] < entry['non_adaptive']
   ]
-  return [found('findings.outdone', counts=counts)] if counts else []
+  made = []
+  for name, adds in (('', False), ('_partly', True)):
+    counts = [_count(f'instead{name}', [e]) for e in fewer if (e['recovered'] > e['non_adaptive']) == adds]
+    made += [found(f'findings.outdone{name}', counts=counts)] if counts else []
+  return made
 
 
 def caution(worst: Sequence[Entry]) -> Finding:
   """Returns what the result does not show; `worst` is from `cases.worst_case`."""
-  unsolved = any(entry['inconclusive'] for entry in worst)
-  return found('findings.other_attacks_unsolved' if unsolved else 'findings.other_attacks')
+  failed = [f'“{verdict}”' for verdict in FAILED if any(entry[verdict] for entry in worst)]
+  if not failed:
+    return found('findings.other_attacks')
+  return found('findings.other_attacks_unsolved', failed=listed(failed, 'or'))
 
 
 def cautions(

@@ -181,7 +181,9 @@ def exceeding(measured: float, stated: float | None, digits: int = 2) -> tuple[s
 
 
 def upwards(value: float) -> str:
-  """Returns a positive upper bound, rounded up to two significant digits, or to an integer from 10 on."""
+  """Returns an upper bound, rounded up to two significant digits, or to an integer from 10 on; '0' for zero."""
+  if value == 0:
+    return '0'
   digits = max(0, 1 - math.floor(math.log10(value)))
   least = math.ceil(round(value * 10**digits, 9)) / 10**digits  # 100 × 0.07 is 7.000000000000001
   return f'{least:.{max(0, 1 - math.floor(math.log10(least)))}f}'

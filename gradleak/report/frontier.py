@@ -51,12 +51,13 @@ def entries(
   """Returns one dict per defense, with `columns` as keys; None for what is not known.
 
   Args:
-    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them. 'majority_share' is
-      that of the commonest class among the test samples. 'at_chance' says why the model is at chance, '' where it is
-      not or that is not known (`federated.chance.at_chance`). 'cost' is what the accuracy is below that of 'none', in
-      percentage points, with its 95 % interval by the test samples, see `federated.training.gained`; None where 'none'
-      is at chance. 'epsilon' is that of all rounds, infinite if no ε is bounded, and None if none is counted;
-      'epsilon_relation' and others are the fields of `differential_privacy.Epsilon`.
+    trained: defense -> `Trained`. 'accuracy' and 'loss' are of the last round that measured them. 'seconds' is None of
+      a single round, which includes compilation. 'majority_share' is that of the commonest class among the test
+      samples. 'at_chance' says why the model is at chance, '' where it is not or that is not known
+      (`federated.chance.at_chance`). 'cost' is what the accuracy is below that of 'none', in percentage points, with
+      its 95 % interval by the test samples, see `federated.training.gained`; None where 'none' is at chance. 'epsilon'
+      is that of all rounds, infinite if no ε is bounded, and None if none is counted; 'epsilon_relation' and others are
+      the fields of `differential_privacy.Epsilon`.
     rows: of an audit of the same defenses, or none; for what `worst_case_of` returns.
     config: the settings of the training: of which samples it is, and 'num_classes' for trainings of earlier versions,
       whose rows do not hold the fraction of the commonest class.
@@ -109,7 +110,7 @@ def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Train
     'rounds': len(rounds),
     'bytes_up': sum(row['bytes_up'] for row in rounds) / answered if answered else None,
     'bytes_down': sum(row['bytes_down'] for row in rounds) / answered if answered else None,
-    'seconds': trained.seconds,
+    'seconds': trained.seconds if len(rounds) > 1 and math.isfinite(trained.seconds) else None,
     'seconds_defense': trained.seconds_defense,
     'epsilon': None if spent is None else spent.value,
     **{f'epsilon_{field.name}': terms.get(field.name) for field in dataclasses.fields(Epsilon)[1:]},
@@ -207,7 +208,7 @@ def epsilon(value: float | None) -> str:
     return number(value)
   if value > NO_PROTECTION:
     return f'> {NO_PROTECTION}'
-  return upwards(value) if value > 0 else '0'
+  return upwards(value)
 
 
 def _spent(one: Entry) -> Epsilon:

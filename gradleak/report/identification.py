@@ -6,7 +6,7 @@ from typing import Any
 from gradleak.core import errors
 from gradleak.report import blocks, figures, html, page, terminal, wording
 from gradleak.report.figures import SOFT
-from gradleak.report.formatting import duration, percent, percent_range, together, wrap
+from gradleak.report.formatting import defenses, duration, percent, percent_range, together, wrap
 from gradleak.report.html import code
 from gradleak.report.words import said, speaking
 from gradleak.studies.identification import COMBINED, RATE, REGRESSION, Identification
@@ -35,7 +35,10 @@ def opening(found: Identification) -> str:
     return said('identification.single', **most)
   if most['identified'] == least['identified']:
     return said('identification.equal', entries=len(of_first), **most)
-  return said('identification.opening', most=most, least=least)
+  hiding, showing = (
+    defenses(one for one in of_first if one['identified'] == end['identified']) for end in (least, most)
+  )
+  return said('identification.opening', most=most, least=least, hiding=hiding, showing=showing, alike=len(hiding))
 
 
 @speaking

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak import metrics
-from gradleak.audit.verdict import LEVELS, RECOVERED, VERDICTS
+from gradleak.audit.verdict import FAILED, LEVELS, RECOVERED, VERDICTS
 from gradleak.core import errors, grammar, storage
 from gradleak.modalities import Piece
 from gradleak.report import blocks, deploy, headline, html, marked, privacy
@@ -118,6 +118,7 @@ def listing(entries: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     for side in leaderboard.SIDES:
       levels = {one['level']: one['count'] for one in entry[side]['levels']} if entry[side] else {}
       row[f'{side}_n'] = entry[side]['n'] if entry[side] else None
+      row[f'{side}_failed'] = deploy.lost(entry[side]) if entry[side] else None
       row |= {f'{side}_{level.replace(" ", "_").replace("-", "_")}': levels.get(level) for level in LEVELS}
     named = entry.get('likelihood') or {}
     row |= {f'likelihood_{part}': named.get(part) for part in ('identified', 'n', 'candidates')}
@@ -177,6 +178,7 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
   task = entries[0]['task']
   gallery = headline.gallery([{**task, 'candidates': entry['candidates']} for entry in entries], task['more'])
   known = {
+    'failed': any(deploy.failed(entry[side]) for entry in entries for side in leaderboard.SIDES if entry[side]),
     'rank': any(entry['rank'] for entry in entries),
     'few': any(entry['trials'] < ENOUGH for entry in entries),
     'rounded': (trainings := _trainings(entries)) > 1,
@@ -290,7 +292,13 @@ def _seen(entry: Mapping[str, Any], place: int) -> tuple[list[blocks.Cell], list
   ]
   first, last = entry['rank'] or (0, 0)
   rank = first and f'rank {first}' + f'–{last}' * (first < last)
-  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), [count, rank], value=place)], others
+  small = [count, _failed(honest), rank]
+  return [blocks.Cell(pictures), blocks.Cell(tagged('strong', share), small, value=place)], others
+
+
+def _failed(seen: Mapping[str, Any]) -> str:
+  """Returns on how many uploads attacks failed, in words, where a low count rests on these; '' elsewhere."""
+  return f'{deploy.lost(seen)} failed' if deploy.failed(seen) else ''
 
 
 def _changed(entry: Mapping[str, Any]) -> blocks.Cell:
@@ -300,7 +308,8 @@ def _changed(entry: Mapping[str, Any]) -> blocks.Cell:
     return blocks.Cell('not run', value='')
   order = changed['count'] / changed['n'] / 2 - VERDICTS.index(changed['verdict'])
   count = f'{changed["count"]} of {changed["n"]}'
-  return blocks.Cell(mark(changed['verdict']), list(filter(None, [count, _range(changed)])), value=order)
+  failed = '' if changed['verdict'] in FAILED else _failed(changed)  # else the count is theirs
+  return blocks.Cell(mark(changed['verdict']), list(filter(None, [count, _range(changed), failed])), value=order)
 
 
 def _bound(entry: Mapping[str, Any]) -> blocks.Cell:

@@ -335,7 +335,8 @@ def _more_figures(summaries: Sequence[cases.Summary], published: Mapping[str, st
 
 def _more(summary: cases.Summary, paired: bool, published: Mapping[str, str]) -> blocks.Row:
   """Returns the further figures of an attacker."""
-  sent = '–' if summary['sent'] is None else f'{significant(100 * summary["sent"], 3)} %'
+  share = summary['sent']
+  sent = percent(share) if share is None or 0.99 < share < 1 else f'{significant(100 * share, 3)} %'
   who = _who(method(summary['defense'], published.get(summary['defense'])), summary['adaptive'], True, paired)
   return blocks.Row(
     [

@@ -163,10 +163,12 @@ def _names(by_verdict: Mapping[str, Sequence[Judgement]], verdict: str) -> list[
 def cautions(found: Sensitivity) -> list[Finding]:
   """Returns reasons for care, from the rows."""
   named = steps(found)
-  unsolved, total = (sum(named[name][key] for name in found.waterfall) for key in ('inconclusive', 'n'))
+  counts = [[named[name][key] for name in found.waterfall] for key in ('inconclusive', 'diverged', 'n')]
+  unsolved, diverged, total = map(sum, counts)
   few = found.config['trials'] < 8
   return [
     *([finding('sensitivity.ended', unsolved=unsolved, total=total)] if unsolved else []),
+    *([finding('sensitivity.diverged', diverged=diverged, total=total)] if diverged else []),
     *([finding('sensitivity.few', trials=found.config['trials'])] if few else []),
     *(finding('sensitivity.untrained', **_accuracy(found, origin)) for origin in untrained(found)),
   ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak import metrics
-from gradleak.report import figures
+from gradleak.report import deploy, figures
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import minus, wrap
 
@@ -34,8 +34,16 @@ def shares(entry: Mapping[str, Any]) -> list[tuple[int, int] | None]:
   ]
 
 
+def failed(entry: Mapping[str, Any]) -> list[bool]:
+  """Returns of each of `ATTACKERS` whether a low share of it says nothing, as attacks failed (`deploy.failed`)."""
+  honest, malicious = deploy.failed(entry['honest']), entry['malicious']
+  return [honest, honest, False, malicious is not None and deploy.failed(malicious)]
+
+
 def shares_picture(entries: Sequence[Mapping[str, Any]]) -> bytes | None:
   """Returns a PNG: per defense the accuracy that it costs, and the share that each attacker sees, with 95 % intervals.
+
+  Hollow points are of attacks that `failed`.
 
   Args:
     entries: of one task; those without a known cost come last. None of them has one: there is no picture.
@@ -63,6 +71,8 @@ def shares_picture(entries: Sequence[Mapping[str, Any]]) -> bytes | None:
     handles = [
       seen.plot([], [], marker, color=colour, markersize=4, label=name)[0] for name, colour, marker in ATTACKERS
     ]
+    if any(map(any, map(failed, entries))):
+      handles += seen.plot([], [], 'o', color=SOFT, fillstyle='none', markersize=4, label='hollow: attacks failed')
     figure.legend(handles=handles, loc='upper right', ncols=2, fontsize=8, frameon=False)
     return png()
 
@@ -93,10 +103,11 @@ def _draw_cost(axes: Any, row: int, entry: Mapping[str, Any]) -> None:
 
 def _draw_shares(axes: Any, row: int, entry: Mapping[str, Any]) -> None:
   """Draws the share that each attacker sees, with its interval."""
-  for place, ((_, colour, marker), seen) in enumerate(zip(ATTACKERS, shares(entry), strict=True)):
+  of = zip(ATTACKERS, shares(entry), failed(entry), strict=True)
+  for place, ((_, colour, marker), seen, hollow) in enumerate(of):
     if seen is None:
       continue
     at = row + (place - (len(ATTACKERS) - 1) / 2) * 0.2
     value, low, high = (100 * x for x in metrics.proportion_interval(*seen))
     axes.plot([low, high], [at, at], color=colour, linewidth=1)
-    axes.plot(value, at, marker, color=colour, markersize=3.5)
+    axes.plot(value, at, marker, color=colour, markersize=3.5, markerfacecolor='white' if hollow else colour)

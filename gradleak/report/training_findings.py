@@ -1,14 +1,14 @@
 """What a federated training under each defense shows: each finding with its values, and no more than these say."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gradleak.core.statistics import proportion_interval
 from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.modalities import of_rows
 from gradleak.report import chance, wording
-from gradleak.report.formatting import defenses, listed, scored, significant, unit
+from gradleak.report.formatting import defenses, listed, percent, scored, significant, unit
 from gradleak.report.frontier import Entry, between, cost, epsilon, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
 from gradleak.report.words import Finding, found, said, worded
@@ -106,8 +106,8 @@ def leaks_undefended(worst: Worst) -> bool:
 
 
 def per_cent(ratio: float) -> str:
-  """Returns a ratio in per cent with two digits, or as an integer from 10 % on."""
-  return f'{100 * ratio:.0f} %' if ratio >= 0.095 else f'{significant(100 * ratio)} %'
+  """Returns a ratio in per cent with two digits, or as an integer from 10 % on; less than all is no 100 %."""
+  return percent(ratio, 0) if ratio >= 0.095 else f'{significant(100 * ratio)} %'
 
 
 def measured(one: Trained) -> list[tuple[int, float]]:
@@ -195,11 +195,18 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
   if len(defended) == 1:
     return [told('hides' if hiding else 'still', defended[0])]
   if not hiding:
-    least = min(others, key=lambda one: (worst[one['defense']]['recovered'], score(one) or 0))
-    return [told('least', least, n=len(defended))]
+    fewest = min(worst[one['defense']]['recovered'] for one in others)
+    least = [one for one in others if worst[one['defense']]['recovered'] == fewest]
+    one = told('least' if len(least) == 1 else 'least_alike', least[0], n=len(defended))
+    return [one._replace(facts={**one.facts, 'defenses': defenses(least)})]
   how_many = f'all {len(hiding)}' if not others else f'{len(hiding)} of {len(defended)}'
   made = [told('hiding', hiding[0], how_many=how_many)]
-  made.append(told('that' if len(hiding) == 1 else 'trains_best', max(hiding, key=_trains)))
+  known = [one for one in hiding if one['accuracy'] is not None]
+  if len(hiding) == 1:
+    made.append(told('that', hiding[0]))
+  elif known:
+    best = _alike(known, max)
+    made.append(found('training.trains_best', best=defenses(best), alike=len(best), cost=_cost_of(best, base)))
   counts = sorted(worst[one['defense']]['recovered'] for one in others)
   if counts:
     between = f'{counts[0]}' if counts[0] == counts[-1] else f'{counts[0]} to {counts[-1]}'
@@ -213,11 +220,27 @@ def _costs(defended: Sequence[Entry], base: Entry | None) -> list[Finding]:
   known = [one for one in defended if one['accuracy'] is not None]
   if not known:
     return []
-  best, least = max(known, key=_trains), min(known, key=_trains)
   if len(known) == 1:
-    return [found('training.costs', defenses=[best['defense']], cost=_cost(best, base))]
-  facts = {'cost': _cost(best, base), 'least_cost': _cost(least, base)}
-  return [found('training.best_worst', n=len(known), best=[best['defense']], least=[least['defense']], **facts)]
+    return [found('training.costs', defenses=defenses(known), cost=_cost(known[0], base))]
+  best, least = _alike(known, max), _alike(known, min)
+  if best == least:
+    return [found('training.trains_alike', n=len(known), cost=_cost_of(known, base))]
+  facts: dict[str, Any] = {'cost': _cost_of(best, base), 'least_cost': _cost_of(least, base)}
+  facts |= {'best': defenses(best), 'least': defenses(least), 'best_alike': len(best), 'least_alike': len(least)}
+  return [found('training.best_worst', n=len(known), **facts)]
+
+
+def _alike(known: Sequence[Entry], end: Callable[..., Any]) -> list[Entry]:
+  """Returns the trainings with the highest accuracy, or with the lowest: `end` is max or min."""
+  reached = end(one['accuracy'] for one in known)
+  return [one for one in known if one['accuracy'] == reached]
+
+
+def _cost_of(alike: Sequence[Entry], base: Entry | None) -> str:
+  """Returns what a training costs, of several with the same accuracy only that."""
+  if len(alike) == 1:
+    return _cost(alike[0], base)
+  return _reached(alike[0], base, _lost(alike[0]) * all(map(_lost, alike)), interval='')
 
 
 def _along(leakage: Iterable[Mapping[str, Any]]) -> list[Finding]:
@@ -243,15 +266,7 @@ def _along(leakage: Iterable[Mapping[str, Any]]) -> list[Finding]:
 
 def _cost(one: Entry, base: Entry | None) -> str:
   """Returns the accuracy, bytes and ε of a training under a defense, beside training without one."""
-  lost = _lost(one)
-  if one['accuracy'] is None:
-    parts = [said('training.cost_unmeasured')]
-  elif (lower := cost(one, base)) is None:
-    parts = [said('training.cost_reaches', **one, lost=lost)]
-  else:
-    beside = f'{abs(lower):.1f} points {"less" if lower > 0 else "more"} than' if round(lower, 1) else 'as much as'
-    interval = '' if one['cost'] is None else f' (95 % interval of the cost {between(one)} points)'
-    parts = [said('training.cost_points', **one, lost=lost, beside=beside, interval=interval)]
+  parts = [_reached(one, base, _lost(one))]
   sent = _bytes(one, base)
   if sent is not None:
     parts.append(said('training.cost_bytes', bytes=sent))
@@ -262,6 +277,19 @@ def _cost(one: Entry, base: Entry | None) -> str:
     spent = {'epsilon': epsilon(one['epsilon']), 'delta': one['epsilon_delta'], 'protects': protects(one)}
     parts.append(said('training.cost_epsilon', **spent, nothing=nothing))
   return parts[0] if len(parts) == 1 else f'{", ".join(parts[:-1])}, and {parts[-1]}'
+
+
+def _reached(one: Entry, base: Entry | None, lost: str, interval: str | None = None) -> str:
+  """Returns the accuracy of a training under a defense, beside training without one; by default with its interval."""
+  if one['accuracy'] is None:
+    return said('training.cost_unmeasured')
+  lower = cost(one, base)
+  if lower is None:
+    return said('training.cost_reaches', **one, lost=lost)
+  beside = f'{abs(lower):.1f} points {"less" if lower > 0 else "more"} than' if round(lower, 1) else 'as much as'
+  if interval is None:
+    interval = '' if one['cost'] is None else f' (95 % interval of the cost {between(one)} points)'
+  return said('training.cost_points', **one, lost=lost, beside=beside, interval=interval)
 
 
 def _lost(one: Entry) -> str:
@@ -276,8 +304,3 @@ def _bytes(one: Entry, base: Entry | None) -> str | None:
   if abs(ratio - 1) < 0.005:
     return 'as many bytes'
   return f'{per_cent(ratio)} of the bytes' if ratio < 1 else f'{ratio:.2f} times the bytes'
-
-
-def _trains(one: Entry) -> tuple[float, float]:
-  """Returns what trainings are ordered by: accuracy, then few bytes."""
-  return (-1 if one['accuracy'] is None else one['accuracy'], -(one['bytes_up'] or 0))

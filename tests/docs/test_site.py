@@ -342,6 +342,7 @@ def test_the_explorer_has_both_attackers_of_each_choice(extensions):
   text = pieces.explorer(rows)
   assert text.count('<option>') == 5 and json.loads(re.search(r'id="explored">(.*?)</script>', text)[1]) == rows
   assert not re.search(r'https?://', text)
+  assert text.count('alt="') == text.count('<img ') > 1 and 'alt=""' not in text  # nobody heard what was shown
 
 
 def test_cells_of_wide_tables_know_their_headings(extensions):
@@ -481,6 +482,22 @@ def test_bounds_on_a_cost_are_rounded_outwards_and_no_share_to_all(extensions):
     board._of_digits([*digits, {**digits[0], 'honest': {**digits[0]['honest'], 'n': 50}}])
   hidden, shown = entry('a', 0, 6.88, 12.68), entry('b', 400, 6.88, 12.68)
   assert 'at least 6.8 points' in board._in_colour([hidden, shown])
+
+
+def test_a_finding_credits_no_defense_whose_attacks_failed(extensions):
+  """README named four defenses among those that hide colour images, and attacks on 65 to 100 of 100 had failed."""
+  told = extensions('leaderboard')._in_colour
+
+  def entry(name, count, failed, low=6.88):
+    honest = {'n': 100, 'levels': [{'level': 'recognisable', 'count': count}], 'failed': failed}
+    return {'defense': name, 'text': name, 'cost': {'points': 9.0, 'interval': [low, 12.0]}, 'honest': honest}
+
+  shown, hidden, lost = entry('a', 100, 0), entry('b', 0, 10), entry('c', 0, 11, 0.5)
+  assert told([shown, hidden]).endswith('under `a`. Under `b` none does; these cost at least 6.8 points of accuracy.')
+  assert told([shown, hidden, lost]).endswith('6.8 points of accuracy. Under `c` the attacks did not converge, which '
+                                              'says nothing for these.')  # fmt: skip
+  assert told([shown, lost]).endswith('under `a`. Under `c` the attacks did not converge, which says nothing for '
+                                      'these.')  # fmt: skip
 
 
 def test_defenses_of_one_name_stand_together_in_the_findings(extensions):

@@ -301,6 +301,16 @@ def test_that_nothing_is_seen_says_nothing_where_every_undefended_attack_fails(c
   assert said.startswith('Even without a defense the attack recovers nothing here: ') == (fails == 'undecided')
 
 
+def test_a_comparison_that_is_alone_is_singular():
+  said = [dict(zip(claims.SAID, counts, strict=True)) for counts in ((1, 1, 1), (2, 0, 3))]
+  assert claims.numbered(said[0]) == '1 holds, 1 does not hold, 1 is undecided'
+  assert claims.numbered(said[1], 'not') == '2 hold, 0 do not, 3 are undecided'
+  orders = [judgement.Order({}, {}, taus, {}, 0, 0, []) for taus in ([0.2], [0.2, 0.2])]
+  assert [table.ordered(one) for one in orders] == [
+    f'Kendall’s τ-b is 0.20, the median of {columns}.' for columns in ('1 column', '2 columns')
+  ]
+
+
 @pytest.mark.long
 def test_a_claim_of_many_comparisons_is_contradicted_by_noise_at_most_as_often_as_one():
   cells = [cell for i in range(15) for cell in (*line('none', 1.0, 1.0), *line('GC', 0.0, 0.0))]

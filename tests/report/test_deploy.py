@@ -68,7 +68,24 @@ def test_that_none_hides_is_not_said_where_another_one_may():
 
 def test_defenses_that_show_as_little_are_counted():
   entries = [entry(name, shown) for name, shown in (('a', 0), ('b', 0), ('c', 0), ('d', 5))]
-  assert [deploy.advice([NONE, *of])[0].facts['equal'] for of in (entries, entries[:1])] == [2, 0]
+  several, one = (deploy.advice([NONE, *of])[0] for of in (entries, entries[:1]))
+  assert [told.facts['equal'] for told in (several, one)] == [2, 0]
+  assert str(several) == f'{one} 2 others show as little.'  # the sentence named one of three alone
+  few = [entry(name, 0, 8) for name in 'ab']
+  assert '(0–37 %). 1 other shows as little. More uploads would' in str(deploy.advice([NONE, *few])[0])
+
+
+def test_defenses_that_hide_an_original_as_well_are_counted():
+  entries = [entry(name, 0, likelihood=seen) for name, seen in (('a', 3), ('b', 3), ('c', 30))]
+  told = deploy.advice([LISTED, *entries])[-1]
+  assert (told.name, told.facts['equal']) == ('deploy.listed', 1)
+  assert str(told).endswith('finds 3 of 40 originals. 1 other hides it as well.')
+
+
+def test_uploads_that_show_nothing_undefended_are_those_of_all_seeds():
+  blind = [{**entry('none', 0, n, cost=None), 'seed': seed} for n, seed in ((4, 0), (2, 1), (400, 1))]
+  (told,) = deploy.advice([*blind, {**entry('a', 0, 400), 'seed': 1}])
+  assert (told.name, told.facts['n']) == ('deploy.blind_honest', 404)
 
 
 def test_a_leak_counts_under_a_seed_that_has_no_undefended_entry():

@@ -5,7 +5,7 @@ import pytest
 
 import gradleak as gl
 from gradleak.audit import verdict
-from gradleak.report import findings, privacy
+from gradleak.report import findings, privacy, words
 from gradleak.report.words import found
 from tests.report import facts
 
@@ -143,6 +143,12 @@ def test_not_solved_is_never_called_protection():
   assert (one.name, one.facts['failed'], one.facts['runs']) == ('findings.unsolved', 5, 8)
   assert findings.caution(worst).name == 'findings.other_attacks_unsolved'
   assert findings.caution([entry(recovered=4)]).name == 'findings.other_attacks'
+  for failed, said in (
+    ({'inconclusive': 1}, 'starts; runs that are “inconclusive” show no protection at all.'),
+    ({'diverged': 1}, 'starts; runs that are “diverged” show no protection at all.'),  # nothing was said of these
+    ({'inconclusive': 1, 'diverged': 1}, 'runs that are “inconclusive” or “diverged” show no protection at all.'),
+  ):
+    assert str(findings.caution([entry(recovered=4), entry('prune', **failed)])).endswith(said)
 
 
 def test_cautions():
@@ -165,6 +171,18 @@ def test_it_is_said_where_knowing_the_defense_helps_nobody():
   assert (
     findings.outdone([entry(recovered=4, adaptive=1), entry('laplace', 2, non_adaptive=2)]) == []
   )  # none, and nobody knows
+
+
+def test_knowing_the_defense_helps_where_it_adds_uploads_although_it_shows_fewer():
+  """One who knows it recovers one upload, the others three more; the worst case of four was called that of three."""
+  helped = entry('prune', 4, non_adaptive=3, adaptive=1, adaptive_attacks=['masked'])
+  (one,) = findings.outdone([helped])
+  assert str(one) == (
+    'Attackers who know the defense recover less than those who do not, but other uploads: 1 of 4 in place of 3, '
+    'together 4, under `prune`.'
+  )
+  idle = entry('clip', 3, non_adaptive=3, adaptive=1)
+  assert [one.name for one in findings.outdone([helped, idle])] == ['findings.outdone', 'findings.outdone_partly']
 
 
 def test_attacks_that_can_use_nothing_of_what_is_known_are_named():
@@ -262,6 +280,12 @@ def test_an_attack_that_does_no_better_than_on_noise_shows_its_prior():
   (note,) = cautions(*given, controls=controls)
   assert [part.facts for part in note.facts['places']] == [{'attack': 'ggl', 'defenses': ['prune']}]
   assert not cautions(*given, controls=[{**control, 'psnr': None} for control in controls])
+
+
+def test_what_is_seen_without_a_recovered_sample_is_said_of_no_other_defense():
+  """Beside rows that are recovered under one defense stood “No row is recovered, but” others."""
+  told = [words.texts()['findings'][name] for name in ('seen', 'reidentified')]
+  assert all(text.startswith('Where no image is recovered, {unit} are ') for text in told)
 
 
 RUN = {

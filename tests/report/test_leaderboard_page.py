@@ -257,6 +257,21 @@ def test_the_files_hold_each_entry_once(source, entries):
   assert (pruned['honest_recognisable'], pruned['honest_n'], pruned['cost_points']) == (2, 4, 1.5)
 
 
+def test_attacks_that_failed_stand_beside_what_is_recovered(entries):
+  """A line said 0 of 100, and nothing of the attacks, which had failed on all of them."""
+  seen = entries | {
+    name: {**one, 'honest': {**one['honest'], 'failed': 3}, 'malicious': {**one['malicious'], 'failed': 2}}
+    for name, one in entries.items()
+    if one['defense'] == 'laplace(scale=0.1)'
+  }
+  text, cell = render_leaderboard(seen), cells(Page(render_leaderboard(seen)), 'laplace(scale=0.1)')
+  assert '3 failed' in cell[2] and '2 failed' in cell[-2] and '“Failed”: the uploads of which no attacker' in text
+  rows = {one['defense']: one for one in listing(seen)}
+  assert (rows['laplace(scale=0.1)']['honest_failed'], rows['laplace(scale=0.1)']['malicious_failed']) == (3, 2)
+  assert rows['prune(rate=0.9)']['honest_failed'] == 1 and 'failed' not in cells(Page(text), 'prune(rate=0.9)')[2]
+  assert deploy.lost({'verdict': 'inconclusive', 'count': 4}) == 4  # of a version that did not count them
+
+
 def test_names_lead_to_the_pages_of_methods(entries, source):
   assert 'methods/' not in source
   text = render_leaderboard(entries, 'methods/')

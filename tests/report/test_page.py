@@ -299,6 +299,9 @@ def test_guarantees_and_what_was_sent(both, beside):
   bare = [{key: value for key, value in row.items() if key != 'sent'} for row in both.rows]
   shares = [row[-1] for row in Page(report.render(changed(both, rows=bare))).rows if len(row) == 10][1:]
   assert shares == ['–'] * len(both.reconstructions)
+  most = [{**row, 'sent': 0.9997} for row in both.rows]
+  shares = [row[-1] for row in Page(report.render(changed(both, rows=most))).rows if len(row) == 10][1:]
+  assert set(shares) == {'99.97 %'}  # it was 100 %
 
 
 def test_the_page_leads_with_the_defense_that_knowledge_breaks(beside):

@@ -25,6 +25,13 @@ def figures(statement):
   return {relation: (float(rdp), float(pld)) for rdp, relation, pld in found}
 
 
+def test_an_epsilon_of_zero_is_stated():
+  """So much noise hides all but δ: the reports of such a defense ended in an error of a logarithm."""
+  known = facts.of_defense('clip(norm=1)+gaussian(stddev=1e7)')
+  assert privacy.brief(known) == 'ε ≤ 0' and privacy.guarantee(known).startswith('ε ≤ 0 (replace one; by RDP)')
+  assert 'ε ≤ 0.0036 (replace one; by RDP, 0 by PLD), ε ≤ 0 (' in guarantee('clip(norm=1e-5)+gaussian(stddev=1)')
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
   ('defense', 'noise', 'unit'),

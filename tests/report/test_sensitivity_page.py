@@ -56,6 +56,16 @@ def test_cautions_follow_from_the_rows():
   assert not any('hardly' in str(text) for text in report.sensitivity.cautions(found))
 
 
+def test_runs_that_diverged_are_a_caution():
+  """Production whose runs all end in NaN had no caution: diverged runs were counted nowhere among them."""
+  found = made(['batch'], lambda dropped: list((5 if dropped else 25) + NOISE))
+  lost = found._replace(
+    rows=[{**one, 'verdict': one['verdict'].replace('inconclusive', 'diverged')} for one in found.rows]
+  )
+  (told,) = report.sensitivity.cautions(lost)
+  assert str(told).startswith('8 of the 16 runs of the waterfall diverged to NaN: not counted as recovered')
+
+
 def test_an_attack_that_ended_unsolved_is_said_to_have():
   found = made(['batch'], lambda dropped: list((5 if dropped else 25) + NOISE))
   assert 'Against this attack, which ended unsolved in 8 of 8 runs' in report.sensitivity_findings(found)[1]

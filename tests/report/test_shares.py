@@ -3,7 +3,7 @@
 import json
 
 from gradleak.report import figures
-from gradleak.report.shares import ATTACKERS, shares, shares_picture
+from gradleak.report.shares import ATTACKERS, failed, shares, shares_picture
 from gradleak.studies.autoleak import leaderboard
 from tests.leaderboards import COMMAND, found
 
@@ -31,6 +31,15 @@ def test_a_picture_needs_a_cost_and_shows_it():
   assert other != drawn == shares_picture(entries(COSTS)[::-1]), 'the order is that of the costs'
   seen = entries(COSTS, named={'prune(rate=0.9)': [0, 3]})
   assert shares_picture(seen) not in (drawn, other)
+
+
+def test_a_share_of_attacks_that_failed_is_hollow():
+  """0 of 100 samples were drawn like a defense that hides them, where the attacks had failed on all."""
+  made = entries(COSTS)
+  hollow = [{**made[0]}, {**made[1]}, {**made[2], 'honest': {**made[2]['honest'], 'failed': 4}}]
+  solid = [*made[:2], {**made[2], 'honest': {**made[2]['honest'], 'failed': 0}}]
+  assert failed(hollow[2])[:2] == [True, True] and not any(failed(solid[2]))
+  assert shares_picture(hollow) != shares_picture(solid)
 
 
 def test_the_page_of_a_leaderboard_has_it():

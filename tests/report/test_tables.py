@@ -408,7 +408,7 @@ def test_an_upper_bound_is_rounded_up_and_no_further():
   assert [formatting.upwards(value) for value in (1.01, 1.1, 100 * 0.07, 9.96, 10.2, 0.0999)] == [
     '1.1', '1.1', '7.0', '10', '11', '0.10'
   ]  # fmt: skip
-  assert formatting.number(float('-inf')) == '−∞'
+  assert formatting.number(float('-inf')) == '−∞' and formatting.upwards(0.0) == '0'
 
 
 def test_a_lower_bound_is_rounded_down_until_it_shows_what_it_exceeds():

@@ -13,7 +13,7 @@ from gradleak.defenses.differential_privacy import Epsilon
 from gradleak.report.frontier import beside, best, cost
 from gradleak.report.partition import summary
 from gradleak.report.training import along
-from gradleak.report.training_findings import cautions, opening, settings
+from gradleak.report.training_findings import cautions, opening, per_cent, settings
 from gradleak.studies.frontier import Frontier, Leak, Trained
 from gradleak.summary import cases
 from tests.report.facts import methods
@@ -31,6 +31,11 @@ def test_a_cost_lies_in_its_interval():
   one = {'accuracy': 0.9794, 'at_chance': False, 'cost': 0.01, 'cost_low': -0.0177, 'cost_high': 0.0377}
   assert cost(one, base) == 0.01 and beside(one, base) == '0.0 (0.0 to 0.0)'
   assert cost({**one, 'cost': None}, base) == 0.1  # of the figures that are shown
+
+
+@pytest.mark.parametrize(('ratio', 'text'), [(0.998, '99.8 %'), (1.0, '100 %'), (0.125, '12 %'), (0.0123, '1.2 %')])
+def test_a_share_of_the_bytes_is_all_of_them_only_where_it_is(ratio, text):
+  assert per_cent(ratio) == text
 
 
 def test_noise_at_the_server_is_added_to_an_equal_mean():
@@ -98,6 +103,19 @@ PAIR = {'none': NONE, 'topk': trained(0.938, up=123)}
     ({'none': NONE, 'topk': trained(0.961)}, [*LEAK, *attacked('topk', True, *NOBODY[1:])], 'leaks still other_attacks',
      'Under `topk` 1 of 4 images is still recovered (0–81 %); the model reaches 96.1 %, as much as without a defense, '
      'and clients send as many bytes.'),
+    ({'topk': trained(0.9), 'noise': trained(0.9, up=64)}, (), 'unattacked trains_alike',
+     'Under each of 2 defenses the model reaches 90.0 %.'),  # one was said to train best and worst
+    ({'none': NONE, 'a': trained(0.9), 'b': trained(0.9, up=64), 'c': trained(0.5)}, (), 'unattacked best_worst',
+     'Of 3 defenses, `a` and `b` train best: the model reaches 90.0 %, 6.1 points less than without a defense. `c` '
+     'trains worst: the model reaches 50.0 %, 46.1 points less than without a defense, and clients send as many'),
+    ({'none': NONE, 'a': trained(0.9), 'b': trained(0.9, up=64)},
+     [*LEAK, *attacked('a', *NOBODY), *attacked('b', *NOBODY)], 'leaks hiding trains_best other_attacks',
+     'Of these, `a` and `b` train best: the model reaches 90.0 %, 6.1 points less than without a defense.'),
+    ({'none': NONE, 'a': Trained([], math.nan, None, True), 'b': Trained([], math.nan, None, True)},
+     [*LEAK, *attacked('a', *NOBODY), *attacked('b', *NOBODY)], 'leaks hiding stopped other_attacks',
+     'any attacker that was run (0–61 %). The ε budget'),  # one trained best whose accuracy was not measured
+    ({'none': NONE, 'a': trained(0.9), 'b': trained(0.5)}, [*LEAK, *attacked('a', *ALL), *attacked('b', *ALL)],
+     'leaks least_alike other_attacks', 'everything: `a` and `b` leak least, 4 of 4 images each (39–100 %).'),
     (THREE, [*LEAK, *attacked('topk', *NOBODY), *attacked('noise', *NOBODY), *attacked('prune', *ALL)],
      'leaks hiding trains_best other other_attacks',
      'Of these, `topk` trains best: the model reaches 93.8 %, 2.3 points less than without a defense, and clients send '
@@ -196,7 +214,9 @@ def test_entries_and_their_csv():
   assert float(noise['bytes_up']) == 1024 and float(noise['bytes_down']) == pytest.approx(2048 * 40 / 39)
   assert (none['epsilon'], float(noise['epsilon']), dp['epsilon']) == ('', math.inf, '0.5')
   assert (none['recovered'], none['n'], none['by'], noise['n']) == ('4', '4', 'dlg', '')
-  assert gone['accuracy'] == gone['bytes_up'] == gone['epsilon'] == ''
+  assert gone['accuracy'] == gone['bytes_up'] == gone['epsilon'] == gone['seconds'] == ''  # seconds were “nan”
+  (once,) = csv.DictReader(report.frontier_csv(report.entries({'none': trained(0.9, rounds=1)})).splitlines())
+  assert once['seconds'] == '' and none['seconds'] == '0.25'  # a single round includes compilation
   head, _, *lines = report.frontier_table(report.entries(trainings, LEAK)).splitlines()
   assert head.split('  ')[0] == 'defense' and head.rstrip().endswith('by')
   assert [cell.strip() for cell in lines[0].split('  ') if cell.strip()] == [

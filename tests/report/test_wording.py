@@ -84,7 +84,7 @@ def test_settings_of_one_class_and_one_control_run():
 
 
 def test_upper_bounds_are_rounded_up_and_what_was_given_keeps_its_digits():
-  of = {'best': 'a', 'cost': '0.0 points', 'n': 50, 'count': 0}
+  of = {'best': 'a', 'cost': '0.0 points', 'n': 50, 'count': 0, 'others': ''}
   seen = {'success_low': 0.0, 'success_high': 0.0711}
   assert 'recognisable (0–8 %).' in said('deploy.undecided_honest', **of, range=seen)
   assert 'by chance in at most 0.41 % of' in said('findings.more_attackers', most=3, one_in=741, chance=300 / 741)
