@@ -112,7 +112,7 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
       )
     if entry.normalised is not None:
       mean, std = (jnp.asarray(values, found.dtype).reshape(found.shape) for values in entry.normalised)
-      found = found * std + mean
+      found = jnp.where(found.any(), found * std + mean, found)  # zeros are no answer, and the mean would be one
     return found, None
 
   return base.closed_form(read, check=lambda observation: embedding(client, observation))

@@ -74,7 +74,8 @@ def fidel_decoder(
   r"""Fidel on a network with convolutions before its first dense layer: one decoded image per neuron.
 
   The decoder is trained once, on the public images of the scenario, at the weights that the client received. Neurons
-  with the largest bias gradient come first. It returns no labels.
+  with the largest bias gradient come first. A neuron without features, as one that was not sent, gives a black image.
+  It returns no labels.
 
   Formula:
     \hat{x}_j = D(\Delta W_j / \Delta b_j) \text{ for each neuron } j
@@ -100,6 +101,8 @@ def fidel_decoder(
     inputs, alive = partial_reconstructions(kernel, shares)
     order = jnp.lexsort((-jnp.abs(shares), ~alive))
     features = _maps(client.model, observation.variables, shape, inputs[order])
-    return _made(settings, shape).decode(observation.prepared, features), None
+    images = _made(settings, shape).decode(observation.prepared, features)
+    told = inputs[order].any(axis=1).reshape(-1, 1, 1, 1)  # features of zero say nothing, and decode to an image
+    return jnp.where(told, images, jnp.zeros_like(images)), None
 
   return base.closed_form(read, check=check, auxiliary_data=True)
