@@ -86,13 +86,17 @@ def fidel_decoder(
     steps: of the decoder's training; 0 for its own number.
 
   Raises:
-    UsageError: when run, for a model without convolutions before its first dense layer, features that the decoder
-      cannot take or whose order is not known, or a scenario without public images.
+    UsageError: when run, for a model without convolutions before its first dense layer, a client that does not share
+      this layer, features that the decoder cannot take or whose order is not known, or a scenario without public
+      images.
   """
   settings = {'decoder': decoder, 'steps': steps}
 
   def check(observation: Observation) -> None:
-    _check(client.model, observation.batch_shape[1:], observation.update)
+    shape = observation.batch_shape[1:]
+    _check(client.model, shape, observation.update)
+    paths = first_dense_layer(require(client.model, 'layers')(shape), observation.update)
+    base.require_sent('fidel_decoder', client, observation, paths)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     shape = observation.batch_shape[1:]

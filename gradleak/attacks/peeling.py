@@ -370,7 +370,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     tolerance: as `peel` takes it; in float32 the mismatch of a sample that is alone in its neuron is about 1e-5.
 
   Raises:
-    UsageError: when run, for another network or a client that shares its delta.
+    UsageError: when run, for another network, or a client that shares its delta, or nothing of the first two layers.
   """
 
   def check(observation: Observation) -> None:
@@ -379,6 +379,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     layers = require(client.model, 'layers')(observation.batch_shape[1:])
     image_layer(client.model, observation)
     check_dense(layers, observation.update)
+    base.require_sent('peeling', client, observation, [path for layer in layers[:2] for path in layer.paths])
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key

@@ -123,6 +123,27 @@ def zeros(model, shape, **local):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize('which', ['frozen', 'private'])
+@pytest.mark.parametrize(
+  ('attack', 'model', 'layer', 'path'),
+  [
+    (gl.attacks.fidel(), 'mlp(widths=4-4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.fidel(bias=False), 'mlp(widths=4-4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.spear(), 'mlp(widths=4-4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.peeling(), 'mlp(widths=4-4)', 'Dense_1', 'Dense_1/kernel'),
+    (gl.attacks.fidel_decoder(), 'cnn(widths=4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.april(), 'vit_tiny(depth=1,width=6)', 'tokens', 'pos_embed'),
+  ],
+)
+def test_a_layer_that_is_not_sent_is_refused_by_what_reads_it(attack, model, layer, path, which):
+  """Else it finds nothing, as if the client were protected."""
+  client, seen = zeros(gl.models.create(model, 10), (8, 8, 1), **{which: (layer,)})
+  made = attack(client)
+  with pytest.raises(UsageError, match=f'{attack.name} reads the gradient of .*{path}, .* it is frozen or private'):
+    made.reconstruct(made.init(jax.random.key(0), seen), seen)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
   ('attack', 'model'),
   [
