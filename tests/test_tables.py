@@ -418,6 +418,23 @@ def peeled(scenario, tmp_path_factory):
   return audit(scenario, [gl.attacks.peeling()], defenses=defenses, batch_size=4, workdir=folder), folder
 
 
+@pytest.mark.parametrize('scale', [1.0, 0.25], ids=['a gradient', 'a clipped one'])
+def test_peeling_reads_a_row_far_from_the_mean(scenario, scale):
+  """A column with a long tail has values of more than ten deviations: capital gains of Adult have 13."""
+  client, place = scenario.client, scenario.samples.shape[1] - 1
+  rows = np.asarray(scenario.samples[:1], np.float32).copy()
+  rows[0, place] = 13.0
+  update = client.local_update(None, scenario.variables, rows, scenario.targets[:1]).update
+  seen = gl.Observation(
+    scenario.variables, jax.tree.map(lambda x: np.float32(scale) * np.asarray(x), update), jnp.zeros((1, 2)),
+    gl.Knowledge(labels='unused'), rows.shape, 2,
+  )  # fmt: skip
+  attack = gl.attacks.peeling()(client)
+  found = attack.reconstruct(attack.init(jax.random.key(0), seen), seen)
+  np.testing.assert_allclose(found.samples, rows, atol=1e-3)
+  assert found.labels.tolist() == scenario.targets[:1].tolist()
+
+
 def test_closed_forms_read_batches_exactly(scenario, peeled):
   spear = audit(scenario, [gl.attacks.spear()], batch_size=4)
   for rows in (spear.rows, [row for row in peeled[0].rows if row['defense'] == 'none']):
