@@ -97,7 +97,8 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
 
   Raises:
     UsageError: when run, for a network without position embedding, whose first layer is not dense on square patches,
-      or whose patches are in another order than that of rows, columns and channels.
+      or whose patches are in another order than that of rows, columns and channels; for a client that shares no
+      position embedding or first layer.
   """
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
@@ -112,10 +113,13 @@ def april(client: Client, *, rcond: Fraction = 1e-6) -> base.Attack:
       )
     if entry.normalised is not None:
       mean, std = (jnp.asarray(values, found.dtype).reshape(found.shape) for values in entry.normalised)
-      found = found * std + mean
+      found = jnp.where(found.any(), found * std + mean, found)  # zeros are no answer, and the mean would be one
     return found, None
 
-  return base.closed_form(read, check=lambda observation: embedding(client, observation))
+  def check(observation: Observation) -> None:
+    base.require_sent('april', client, observation, embedding(client, observation)[:2])
+
+  return base.closed_form(read, check=check)
 
 
 def _image(

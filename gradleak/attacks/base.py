@@ -5,7 +5,7 @@ import functools
 import hashlib
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -263,6 +263,17 @@ def require_gradient(name: str, observation: Observation) -> None:
   """Raises `UsageError` if the client shares its delta; for an attack, called `name`, that reads gradients."""
   if observation.knowledge.share != 'gradient':
     raise errors.UsageError(f"the attack {name} reads the gradient of one step, and this client has share='delta'")
+
+
+def require_sent(name: str, client: Client, observation: Observation, paths: Collection[tuple[str, ...]]) -> None:
+  """Raises `UsageError` if nothing is sent of any of these parameters, which an attack, called `name`, reads."""
+  kept = client.kept_paths(observation.update, observation.batch_shape[1:])
+  missing = [path for path in paths if path in kept]
+  if missing:
+    raise errors.UsageError(
+      f'the attack {name} reads the gradient of {"/".join(missing[0])}, and the client does not share it: it is frozen '
+      'or private'
+    )
 
 
 def closed_form(

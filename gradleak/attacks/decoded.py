@@ -74,7 +74,8 @@ def fidel_decoder(
   r"""Fidel on a network with convolutions before its first dense layer: one decoded image per neuron.
 
   The decoder is trained once, on the public images of the scenario, at the weights that the client received. Neurons
-  with the largest bias gradient come first. It returns no labels.
+  with the largest bias gradient come first. A neuron without features, as one that was not sent, gives a black image.
+  It returns no labels.
 
   Formula:
     \hat{x}_j = D(\Delta W_j / \Delta b_j) \text{ for each neuron } j
@@ -85,13 +86,17 @@ def fidel_decoder(
     steps: of the decoder's training; 0 for its own number.
 
   Raises:
-    UsageError: when run, for a model without convolutions before its first dense layer, features that the decoder
-      cannot take or whose order is not known, or a scenario without public images.
+    UsageError: when run, for a model without convolutions before its first dense layer, a client that does not share
+      this layer, features that the decoder cannot take or whose order is not known, or a scenario without public
+      images.
   """
   settings = {'decoder': decoder, 'steps': steps}
 
   def check(observation: Observation) -> None:
-    _check(client.model, observation.batch_shape[1:], observation.update)
+    shape = observation.batch_shape[1:]
+    _check(client.model, shape, observation.update)
+    paths = first_dense_layer(require(client.model, 'layers')(shape), observation.update)
+    base.require_sent('fidel_decoder', client, observation, paths)
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
     shape = observation.batch_shape[1:]
@@ -100,6 +105,8 @@ def fidel_decoder(
     inputs, alive = partial_reconstructions(kernel, shares)
     order = jnp.lexsort((-jnp.abs(shares), ~alive))
     features = _maps(client.model, observation.variables, shape, inputs[order])
-    return _made(settings, shape).decode(observation.prepared, features), None
+    images = _made(settings, shape).decode(observation.prepared, features)
+    told = inputs[order].any(axis=1).reshape(-1, 1, 1, 1)  # features of zero say nothing, and decode to an image
+    return jnp.where(told, images, jnp.zeros_like(images)), None
 
   return base.closed_form(read, check=check, auxiliary_data=True)

@@ -150,13 +150,14 @@ def fidel(
 
   Raises:
     UsageError: for neurons that are combined without the bias gradient; when run, for a model whose first dense layer
-      does not take the image.
+      does not take the image, or a client that does not share this layer.
   """
   if combine and not bias:
     raise errors.UsageError('combine weighs neurons by the bias gradient: it is not for bias=False')
 
   def read(observation: Observation) -> tuple[jax.Array, None]:
-    kernel, shares = image_layer(client.model, observation)
+    kernel, shares = found = image_layer(client.model, observation)
+    base.require_sent('fidel', client, observation, found if bias else found[:1])
     seen = in_pixels(client.model, observation) if bias else observation
     sent, number = trees.get(observation.update, kernel) != 0, observation.batch_shape[0]
     inputs, order = _read(

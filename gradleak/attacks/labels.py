@@ -224,16 +224,20 @@ POINTS = 5  # models between the one before local training and the one after it
 SOLVED = 1000  # iterations of non-negative least squares
 
 
-def predicted_on_noise(model: Model, observation: Observation) -> jax.Array:
-  """Returns the mean prediction on images of uniform noise, [classes]; of a delta, the mean of before and after it."""
+def predicted_on_noise(model: Model, observation: Observation, drawn: Callable = jax.random.uniform) -> jax.Array:
+  """Returns the mean prediction on noise, [classes]; of a delta, the mean of before and after it.
+
+  Args:
+    model: the network.
+    observation: the `Observation`.
+    drawn: (key, shape) -> samples that say nothing, see `Modality.drawn`: uniform noise for images.
+  """
   params, trained = observation.variables['params'], observation.knowledge.batch_norm == 'train'
   models = [params]
   if observation.knowledge.share == 'delta':
     models.append(jax.tree.map(jnp.add, params, observation.update))
-  images = jax.random.uniform(
-    jax.random.key(0), (NOISE, *observation.batch_shape[1:]), jax.tree.leaves(params)[0].dtype
-  )
-  logits = [model.apply({**observation.variables, 'params': one}, images, trained, None)[0] for one in models]
+  noise = drawn(jax.random.key(0), (NOISE, *observation.batch_shape[1:])).astype(jax.tree.leaves(params)[0].dtype)
+  logits = [model.apply({**observation.variables, 'params': one}, noise, trained, None)[0] for one in models]
   return jnp.mean(jax.nn.softmax(jnp.concatenate(logits)), axis=0)
 
 
@@ -337,7 +341,11 @@ def check(rule: str, client: Client) -> None:
 
 @ranged
 def infer(
-  rule: Annotated[str, Choice(RULES)], model: Model, observation: Observation, moved: float | None = None
+  rule: Annotated[str, Choice(RULES)],
+  model: Model,
+  observation: Observation,
+  moved: float | None = None,
+  drawn: Callable = jax.random.uniform,
 ) -> jax.Array:
   """Returns the labels that `rule` reads from an observation, int32 [N] sorted; −1 where nothing it reads was sent.
 
@@ -346,6 +354,7 @@ def infer(
     model: the network.
     observation: the `Observation`.
     moved: the sum of the learning rates of all local steps, by which a delta is divided; None where it is not known.
+    drawn: see `predicted_on_noise`.
 
   Raises:
     UsageError: for a rule that cannot read this batch, needs auxiliary images, or reads a bias that
@@ -377,7 +386,9 @@ def infer(
       )
     scale = -1.0 / (1.0 if moved is None else moved)
   layer = last_layer(model, observation.variables['params'], *place)
-  known = Known(layer, lambda: predicted_on_noise(model, observation), lambda: predicted_by_class(model, observation))
+  known = Known(
+    layer, lambda: predicted_on_noise(model, observation, drawn), lambda: predicted_by_class(model, observation)
+  )
   found = RULES[rule](scale * kernel, None if bias is None else scale * bias, observation.batch_shape[0], known)
   read = bias if rule in BIASED else kernel
   return jnp.where(jnp.any(read != 0), jnp.sort(found.astype(jnp.int32)), -1)

@@ -18,6 +18,7 @@ It runs on the host, in NumPy float64, for a gradient of any precision. A roundi
 samples found later.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -123,7 +124,7 @@ def peel(
     batch_size: number of samples behind the gradient.
     tolerance: the largest mismatch that certifies a sample, about the relative error of its image: 1e-4 is some 80 dB;
       1e-2 tolerates more noise, and errors of 50 dB.
-    box: the range of pixels; candidates that leave it by more than the tolerance are mixtures.
+    box: the range of the entries of a sample; candidates that leave it by more than the tolerance are mixtures.
 
   An image that is in the batch twice is never certified: its neurons hold twice the gradient that it implies.
   """
@@ -266,7 +267,7 @@ def _candidates(left: _Gradient, box: tuple[float, float], slack: float) -> tupl
   with np.errstate(all='ignore'):
     quotients = left.incoming / left.shares[:, np.newaxis]
     inside = (quotients >= box[0] - slack).all(axis=1) & (quotients <= box[1] + slack).all(axis=1)  # False for NaN
-  neurons = np.flatnonzero(inside)
+  neurons = np.flatnonzero(inside & np.isfinite(quotients).all(axis=1))
   neurons = neurons[np.argsort(-np.abs(left.shares[neurons]))]
   return neurons, quotients[neurons]
 
@@ -370,7 +371,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     tolerance: as `peel` takes it; in float32 the mismatch of a sample that is alone in its neuron is about 1e-5.
 
   Raises:
-    UsageError: when run, for another network or a client that shares its delta.
+    UsageError: when run, for another network, or a client that shares its delta, or nothing of the first two layers.
   """
 
   def check(observation: Observation) -> None:
@@ -379,6 +380,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     layers = require(client.model, 'layers')(observation.batch_shape[1:])
     image_layer(client.model, observation)
     check_dense(layers, observation.update)
+    base.require_sent('peeling', client, observation, [path for layer in layers[:2] for path in layer.paths])
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     del key
@@ -386,16 +388,18 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     layers = require(client.model, 'layers')(observation.batch_shape[1:])
     known, observed = (dense_layers(layers, tree) for tree in (observation.variables['params'], observation.update))
 
-    def take(gradients: Sequence[Dense] = observed, **options: Any) -> Peeled:
-      return peel(known, gradients, observation.batch_shape[0], tolerance=float(tolerance), **options)
+    def take(box: tuple[float, float], gradients: Sequence[Dense] = observed) -> Peeled:
+      return peel(known, gradients, observation.batch_shape[0], tolerance=float(tolerance), box=box)
 
-    peeled = take()
-    if len(peeled.labels) < observation.batch_shape[0]:  # a network that normalises in its own code is not known to
-      peeled = max(peeled, take(box=NORMALISED), key=lambda found: len(found.labels))
-    for box in () if len(peeled.labels) else (PIXELS, NORMALISED):  # it may be a sum, clipped, or in another unit
+    own = client.modality.box
+    boxes = [own] if math.isinf(own[1]) else [own, NORMALISED]  # that of a network that normalises in its own code
+    peeled = take(own)
+    for box in boxes[1:] if len(peeled.labels) < observation.batch_shape[0] else ():
+      peeled = max(peeled, take(box), key=lambda found: len(found.labels))
+    for box in () if len(peeled.labels) else boxes:  # it may be a sum, clipped, or in another unit
       factor = scale(known, observed, observation.batch_shape[0], tolerance=float(tolerance), box=box)
       if factor != 1:
-        again = take([(kernel / factor, bias / factor) for kernel, bias in observed], box=box)
+        again = take(box, [(kernel / factor, bias / factor) for kernel, bias in observed])
         peeled = max(peeled, again, key=lambda found: len(found.labels))
     return peeled.images, peeled.labels
 

@@ -237,12 +237,14 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
     submatrices, programs: as `spear` takes them.
 
   Raises:
-    UsageError: when run, for another network or a client that shares its delta.
+    UsageError: when run, for another network, or a client that shares its delta, or nothing of the first layer.
   """
 
   def paths(observation: Observation) -> tuple[tuple[str, ...], tuple[str, ...]]:
     base.require_gradient('spear', observation)
-    return image_layer(client.model, observation)
+    found = image_layer(client.model, observation)
+    base.require_sent('spear', client, observation, found)
+    return found
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:
     rng = np.random.default_rng(key.ravel())

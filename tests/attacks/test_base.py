@@ -1,5 +1,6 @@
 """What an attack is to a user: an object with settings, a source and the evidence that it reads."""
 
+import dataclasses
 import functools
 
 import jax
@@ -110,3 +111,56 @@ def test_a_factory_that_needs_its_client_at_once_is_never_made_without_one(linea
   assert made and set(made) == {'linear'} and group.attacks[0].method.server == doubling()
   for doubled, honest in zip(*map(jax.tree.leaves, (group.scenario.variables, linear.variables)), strict=True):
     np.testing.assert_array_equal(doubled, 2 * honest)
+
+
+def zeros(model, shape, **local):
+  """Returns (a client, the observation of one sample of which all is zero)."""
+  params = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: model.init(jax.random.key(0), shape))
+  )
+  knowledge, targets = gl.Knowledge(labels='unused'), jnp.zeros((1, 10))
+  return gl.Client(model, 10, **local), gl.Observation(params, params['params'], targets, knowledge, (1, *shape), 10)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('which', ['frozen', 'private'])
+@pytest.mark.parametrize(
+  ('attack', 'model', 'layer', 'path'),
+  [
+    (gl.attacks.fidel(), 'mlp(widths=4-4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.fidel(bias=False), 'mlp(widths=4-4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.spear(), 'mlp(widths=4-4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.peeling(), 'mlp(widths=4-4)', 'Dense_1', 'Dense_1/kernel'),
+    (gl.attacks.fidel_decoder(), 'cnn(widths=4)', 'Dense_0', 'Dense_0/kernel'),
+    (gl.attacks.april(), 'vit_tiny(depth=1,width=6)', 'tokens', 'pos_embed'),
+  ],
+)
+def test_a_layer_that_is_not_sent_is_refused_by_what_reads_it(attack, model, layer, path, which):
+  """Else it finds nothing, as if the client were protected."""
+  client, seen = zeros(gl.models.create(model, 10), (8, 8, 1), **{which: (layer,)})
+  made = attack(client)
+  with pytest.raises(UsageError, match=f'{attack.name} reads the gradient of .*{path}, .* it is frozen or private'):
+    made.reconstruct(made.init(jax.random.key(0), seen), seen)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+  ('attack', 'model'),
+  [
+    (gl.attacks.april(), 'vit_tiny(depth=1,width=6)+normalised(pixels=mnist)'),
+    (gl.attacks.fidel_decoder(), 'cnn(widths=4)'),
+  ],
+)
+def test_nothing_is_made_of_an_upload_that_says_nothing(attack, model):
+  """Images of zeros are no answer; the mean of a normalisation, or what a decoder makes of zeros, would be one."""
+  client, seen = zeros(gl.models.create(model, 10), (8, 8, 1))
+  made = attack(client)
+  if attack.prepare is not None:
+    images = np.random.default_rng(0).uniform(size=(12, 8, 8, 1)).astype(np.float32)
+    scenario = gl.scenario(
+      client.model, images, np.arange(12) % 10, key=jax.random.key(0), public=(images, np.arange(12) % 10)
+    )
+    learned = attack.changed(steps=2).prepare(jax.random.key(1), scenario, attack.changed(steps=2).settings, 1)
+    seen = dataclasses.replace(seen, prepared=learned)
+  found = made.reconstruct(made.init(jax.random.key(0), seen), seen)
+  assert not np.asarray(found.samples).any() and int(found.diverged_step) == -1

@@ -96,7 +96,7 @@ def starting_labels(client: Client, observation: Observation) -> jax.Array:
       f'labels are inferred from the gradient of the last layer, and {layers[-1].name} is not shared: no gradient of '
       "it is sent. Choose labels='optimised' or labels='known'"
     )
-  found = label_rules.infer(knowledge.label_inference, client.model, observation)
+  found = label_rules.infer(knowledge.label_inference, client.model, observation, drawn=client.modality.drawn)
   return jnp.where(found[:, None] < 0, 1 / given.shape[1], jax.nn.one_hot(found, given.shape[1]))
 
 

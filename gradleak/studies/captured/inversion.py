@@ -135,7 +135,7 @@ class Mismatch:
     _, _, observation = self.build(shared, lane)
     client, labels = self.build.simulated, lane['labels']
     if self.rule:
-      labels = label_rules.infer(self.rule, client.model, observation)
+      labels = label_rules.infer(self.rule, client.model, observation, drawn=client.modality.drawn)
     samples = lane['samples']
     floating = jnp.float32 if client.modality.integral else samples.dtype
     known = client.loss.targets.encode(labels, client.num_classes, floating)
