@@ -34,7 +34,8 @@ __all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_o
 
 _TRAIN = 'train'
 _DIFFERENCE = 0.1  # of the norm of what was sent, below which what came back is no weights, but their difference
-_OF_ATTACKS = {'attacks', 'labels', 'restarts', 'steps', 'controls', 'workdir', 'progress'}  # of `gradleak.attack`
+# What `gradleak.attack` takes, too.
+_OF_ATTACKS = {'attacks', 'labels', 'restarts', 'steps', 'controls', 'modality', 'workdir', 'progress'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +148,6 @@ def audit(
   run_config: Mapping[str, Any] | None = None,
   client: ClientSettings | None = None,
   defense: Any = None,
-  modality: Modality = IMAGES,
   **given: Any,
 ) -> Audit:
   """Calls a client's training on chosen samples, compares it with the simulated client, and attacks what it returns.
@@ -158,9 +158,8 @@ def audit(
 
   Args:
     client_fn: (samples, targets) -> a `ClientApp`, a `Client` or a `NumPyClient` that trains on these samples alone.
-      They are tensors of PyTorch. Images come as a data loader of torchvision has them in front of its normalisation:
-      float32 [N, C, H, W] in [0, 1]. Rows are float32 [N, D], as `gradleak.data.table` encodes them, and texts are ids
-      of tokens, int64 [N, T]. Targets are int64 [N].
+      They are tensors of PyTorch: images float32 [N, C, H, W] in [0, 1], not normalised, as torchvision's `ToTensor`
+      makes them; rows float32 [N, D]; texts int64 [N, T]; targets int64 [N].
     samples, targets: the samples, floats [N, H, W, C] in [0, 1] or what the modality takes, and integers [N].
     model, variables: of `gradleak.models.from_torch(module, …, mean=, std=)`; the weights that the client is sent.
     key: a typed JAX key for the attacks; None compares without an attack.
@@ -170,9 +169,9 @@ def audit(
       local_epochs, local_batch_size and others; share is 'delta'.
     defense: what the client is known to use, of `gradleak.defenses`, or as a text. It is simulated, and attackers who
       know it run. DP-SGD of Opacus is recognised without it.
-    modality: what a sample is; of a dataset `gradleak.modalities.of_config(dataset.settings)`.
     **given: fields of `ClientSettings`, and what else `gradleak.attack` takes: attacks, labels, restarts, steps,
-      controls, workdir, progress.
+      controls, workdir, progress, and modality, which is what a sample is: of a dataset
+      `gradleak.modalities.of_config(dataset.settings)`.
 
   Raises:
     UsageError: for a client that returns an error, other arrays than it was sent, or another number of samples; for a
@@ -181,6 +180,7 @@ def audit(
   """
   check_model(model)
   _layout(model)
+  modality = given.get('modality', IMAGES)
   samples, targets = _samples(samples, targets, model, modality)
   own = {field.name for field in dataclasses.fields(ClientSettings)}
   settings = _settings(client or ClientSettings(), {name: given.pop(name) for name in own & set(given)})
@@ -198,12 +198,9 @@ def audit(
     errors.check_choice('setting', name, own | _OF_ATTACKS)
   defense = parse(defense) if isinstance(defense, str) else as_defense(defense)
   given_or_seen = (lambda: defense) if defense.stages else (lambda: opacus.defense_of(steps)[0])
-  facts = (given_or_seen, lambda: _least_type(made, model), modality)
-  what = (fit, model, variables, samples, targets, settings, classes, *facts)
-  found = _compared(given.get('progress', 'auto'), steps, *what)
-  explained = next((one.changes for one in found.explanations if one.changes), {})
-  order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
-  settings = dataclasses.replace(settings, **explained, **order)
+  what = (fit, model, variables, samples, targets, settings, classes, given_or_seen, lambda: _least_type(made, model))
+  found = _compared(given.get('progress', 'auto'), steps, *what, modality)
+  settings = _explained(settings, found)
   captured = None
   if key is not None:
     captured = attack(
@@ -211,7 +208,6 @@ def audit(
       model,
       variables,
       found.update,
-      modality=modality,
       sample_shape=samples.shape[1:],
       num_samples=len(samples),
       client=dataclasses.replace(settings, learning_rate=settings.rate),
@@ -235,6 +231,13 @@ def _settings(client: ClientSettings, changes: Mapping[str, Any]) -> ClientSetti
   if found.share != 'delta':
     raise errors.UsageError(f"share is {found.share!r}, and a Flower client returns its weights: set share='delta'")
   return found
+
+
+def _explained(settings: ClientSettings, found: Comparison) -> ClientSettings:
+  """Returns the settings with what explains a difference, and with the order that the client draws."""
+  changes = next((one.changes for one in found.explanations if one.changes), {})
+  order: dict[str, Any] = {'sample_order': 'shuffled'} if found.draws == 'order' else {}
+  return dataclasses.replace(settings, **changes, **order)
 
 
 def _compared(progress: str | Callable | None, steps: list[opacus.Step], *what: Any) -> Comparison:

@@ -187,7 +187,7 @@ def _piece(one: Piece) -> dict[str, Any]:
 def _noise(found: AutoLeak, honest: bool, defense: str) -> dict[str, Any]:
   """Returns the false alarms of all attackers of a defense together, {'noise': …}; {} without control runs.
 
-  Attackers that other defenses of the run met do not count: an entry is the same whatever runs beside it.
+  Attackers that other defenses of the run met do not count: an entry does not depend on them.
   """
   rows = [row for row in found.rows if row['honest'] == honest and row['defense'] == defense]
   controls = of_attackers([row for row in found.controls if row['honest'] == honest], rows)
