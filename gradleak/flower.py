@@ -34,7 +34,7 @@ __all__ = ['Audit', 'Exchange', 'audit', 'read', 'record', 'recorded', 'update_o
 
 _TRAIN = 'train'
 _DIFFERENCE = 0.1  # of the norm of what was sent, below which what came back is no weights, but their difference
-# What `gradleak.attack` takes, too.
+# Settings of `gradleak.attack`.
 _OF_ATTACKS = {'attacks', 'labels', 'restarts', 'steps', 'controls', 'modality', 'workdir', 'progress'}
 
 
