@@ -27,6 +27,7 @@ from gradleak.frameworks.exchange import Exchange, read, write
 from gradleak.modalities import IMAGES, Modality
 from gradleak.models import Model
 from gradleak.models.model import check_model, outputs_shape
+from gradleak.models.torch import to_torch
 from gradleak.models.torch_weights import without_prefixes
 from gradleak.studies.captured import Captured, attack
 
@@ -354,10 +355,8 @@ def _classes(
 def _tensors(samples: np.ndarray, targets: np.ndarray) -> tuple[Any, Any]:
   import torch
 
-  # Copies: a client may change its tensors in place, and one channel in front shares the memory of the samples.
-  given = np.moveaxis(samples, -1, 1) if samples.ndim == 1 + IMAGES.axes else samples
-  kept = np.int64 if np.issubdtype(samples.dtype, np.integer) else samples.dtype
-  return torch.from_numpy(np.array(given, kept, order='C')), torch.from_numpy(targets.astype(np.int64))
+  # Copies: a client may change its tensors in place.
+  return to_torch(torch.from_numpy(np.array(samples))), torch.from_numpy(targets.astype(np.int64))
 
 
 def _app(made: Any) -> Any:

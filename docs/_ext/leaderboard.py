@@ -91,15 +91,18 @@ def _uploads(tasks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
   return f'Every upload here is {listed(kinds, "or")}: audit your own batch and local steps.'
 
 
+def _others(facts: Mapping[str, Any]) -> str:
+  """Returns how many other defenses do as well as the best one; '' for none."""
+  return f'; {str(facts["others"]).strip(" .")}' if facts['others'] else ''
+
+
 def _answer(kind: str, facts: Mapping[str, Any]) -> str:
   """Returns the cell of a finding."""
   if kind == 'blind':
     return f'reconstructions fail even undefended (0 of {facts["n"]})'
   if kind in ('everyone', 'listed'):
     named = f'{facts["identified"]} of {facts["n"]} named among {facts["candidates"]} others'
-    best = f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}'
-    if facts['equal']:
-      best += f'; {facts["equal"]} {"others hide" if facts["equal"] > 1 else "other hides"} it as well'
+    best = f'**`{facts["best"]}`**, {named}; costs {facts["cost"]}{_others(facts)}'
     return f'none counted hides it: {named}' if kind == 'everyone' else best
   if kind == 'unpriced':
     names = facts['names']
@@ -107,9 +110,7 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     shown = f'{least}: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), cost unknown'
     return f'{shown}; flagged: {listed(facts["doubt"].facts["flags"])}' if facts['doubt'] else shown
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
-  shown += f'costs {facts["cost"]}'
-  if facts['equal']:
-    shown += f'; {facts["equal"]} {"others show" if facts["equal"] > 1 else "other shows"} as little'
+  shown += f'costs {facts["cost"]}{_others(facts)}'
   return {
     'hidden': f'**deploy** {shown}',
     'flagged': f'{shown}; flagged: {facts.get("flags")}',

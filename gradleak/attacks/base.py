@@ -267,9 +267,8 @@ def require_gradient(name: str, observation: Observation) -> None:
 
 def require_sent(name: str, client: Client, observation: Observation, paths: Collection[tuple[str, ...]]) -> None:
   """Raises `UsageError` if nothing is sent of any of these parameters, which an attack, called `name`, reads."""
-  kept = client.kept_paths(observation.update, observation.batch_shape[1:])
-  missing = [path for path in paths if path in kept]
-  if missing:
+  kept = unsent(client, observation)
+  if missing := [path for path in paths if path in kept]:
     raise errors.UsageError(
       f'the attack {name} reads the gradient of {"/".join(missing[0])}, and the client does not share it: it is frozen '
       'or private'

@@ -105,11 +105,11 @@ def from_torch(
     normalisation = Normalisation(*(tuple(map(float, one)) for one in channels))
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   samples = torch.from_numpy(np.array(_normalised(given, normalisation)))
-  torch_modules.check_runs(torch, module, _to_torch(samples), name)
+  torch_modules.check_runs(torch, module, to_torch(samples), name)
   unchanged = copy.deepcopy(module) if check else None  # an export may leave its own tensors in a module
   apart = [part for part, one in module.named_modules() if not one.training] if module.training else []
-  modes = [_exported(torch, module, _to_torch(samples), train, name) for train in (True, False)]
-  _check_parts(torch, module, _to_torch(samples), apart, modes[0], name)
+  modes = [_exported(torch, module, to_torch(samples), train, name) for train in (True, False)]
+  _check_parts(torch, module, to_torch(samples), apart, modes[0], name)
   missing = {step.name: step for program in modes for step in program.missing()}
   if missing:
     raise unsupported(list(missing.values()))
@@ -124,7 +124,7 @@ def from_torch(
     def watched(variables: Tree, samples: jax.Array, train: bool, watch: Callable[[Step, Any], None]) -> Any:
       return _values(network, variables, samples, train, None, watch)
 
-    torch_check.check(torch, unchanged, _to_torch(samples), model, variables, given, watched)
+    torch_check.check(torch, unchanged, to_torch(samples), model, variables, given, watched)
   return model, variables
 
 
@@ -145,7 +145,7 @@ def _normalised(samples: Any, normalisation: Normalisation | None) -> Any:
   return (samples - mean) / std
 
 
-def _to_torch(samples: Any) -> Any:
+def to_torch(samples: Any) -> Any:
   """Returns a tensor of samples with the channels of images first; token ids are 64-bit integers there."""
   samples = samples.movedim(-1, 1).contiguous() if samples.ndim == 4 else samples
   return samples if samples.is_floating_point() else samples.long()
