@@ -197,6 +197,11 @@ def test_a_client_of_fewer_bits_is_told_by_its_jumps(bits, model, variables):
   assert comparison._is_coarse(normed, IMAGES, LABELS) is (bits < 24)
 
 
+def test_ids_of_tokens_have_no_neighbours_that_tell_how_a_client_rounds():
+  texts = np.asarray([[3, 1], [2, 7]], np.int32)
+  assert comparison._is_coarse(lambda *given: pytest.fail('called'), texts, LABELS[:2]) is False
+
+
 @pytest.mark.long
 def test_a_setting_that_is_not_tried_is_no_rounding(check, monkeypatch):
   """It moves the update by as little as coarse products would; the search at full precision is left out."""
