@@ -267,7 +267,7 @@ def require_gradient(name: str, observation: Observation) -> None:
 
 def require_sent(name: str, client: Client, observation: Observation, paths: Collection[tuple[str, ...]]) -> None:
   """Raises `UsageError` if nothing is sent of any of these parameters, which an attack, called `name`, reads."""
-  kept = unsent(client, observation)
+  kept = client.kept_paths(observation.update, observation.batch_shape[1:])  # closed forms need no weights
   if missing := [path for path in paths if path in kept]:
     raise errors.UsageError(
       f'the attack {name} reads the gradient of {"/".join(missing[0])}, and the client does not share it: it is frozen '
