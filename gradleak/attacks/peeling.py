@@ -22,16 +22,18 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from gradleak.attacks import base
-from gradleak.attacks.dense import in_pixels
+from gradleak.attacks.dense import entry, first_dense_layer, in_pixels, tolerance
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
+from gradleak.core.reuse import reusable
 from gradleak.core.settings import Count, Fraction, ranged
 from gradleak.core.trees import Layer, Tree
 from gradleak.federated import Client
-from gradleak.models.model import require
+from gradleak.models.model import Model, require
 from gradleak.threat import Observation
 
 PIXELS = (0.0, 1.0)
@@ -104,6 +106,26 @@ def check_dense(layers: Sequence[Layer], tree: Tree) -> None:
       raise errors.UsageError(f'peeling needs dense layers with a bias throughout, and {layer.name!r} is none')
   if len(pairs) < 2:
     raise errors.UsageError(f'peeling needs a hidden layer: the model has {len(pairs)} layer')
+
+
+@reusable(32)
+def _check_relu(model: Model, shape: tuple[int, ...]) -> None:
+  """Raises `UsageError` unless an initial network computes the logits of its dense layers with ReLU between them."""
+  layers = require(model, 'layers')(shape)
+  with jax.ensure_compile_time_eval():
+    keys = jax.random.split(jax.random.key(0))
+    given = model.init(keys[0], shape), jax.random.uniform(keys[1], (8, *shape))
+    apply = jax.jit(lambda variables, samples: model.apply(variables, samples, False, None)[0])
+    logits, near = np.asarray(apply(*given), np.float64), tolerance(apply, *given)
+  (kernel, bias), *rest = dense_layers(layers, given[0]['params'])
+  normalised = entry(model, shape, *first_dense_layer(layers, given[0]['params'])).normalised
+  mean, std = (0.0, 1.0) if normalised is None else normalised
+  ours = _forward(rest, (np.asarray(given[1], np.float64).reshape(8, -1) - mean) / std @ kernel + bias)[0][-1]
+  if not np.allclose(ours, logits, rtol=0, atol=near * np.abs(ours).max()):
+    raise errors.UsageError(
+      f'peeling needs dense layers with a ReLU between each two and nothing else, and the model {model.name!r} computes '
+      'other logits than these'
+    )
 
 
 @ranged
@@ -380,6 +402,7 @@ def peeling(client: Client, *, tolerance: Fraction = 1e-4) -> base.Attack:
     layers = require(client.model, 'layers')(observation.batch_shape[1:])
     image_layer(client.model, observation)
     check_dense(layers, observation.update)
+    _check_relu(client.model, observation.batch_shape[1:])
     base.require_sent('peeling', client, observation, [path for layer in layers[:2] for path in layer.paths])
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from gradleak.attacks import base, rays
-from gradleak.attacks.dense import in_pixels
+from gradleak.attacks.dense import check_relu, in_pixels
 from gradleak.attacks.fidel import image_layer
 from gradleak.core import errors, trees
 from gradleak.core.settings import Count, Fraction, Range, ranged
@@ -244,6 +244,7 @@ def spear_attack(client: Client, *, submatrices: Count = 300_000, programs: Coun
     base.require_gradient('spear', observation)
     found = image_layer(client.model, observation)
     base.require_sent('spear', client, observation, found)
+    check_relu('spear', client.model, observation.batch_shape[1:], *found)
     return found
 
   def read(observation: Observation, key: np.ndarray) -> tuple[np.ndarray, None]:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradleak.attacks.base import Attack, attack, closed_form
-from gradleak.attacks.dense import first_dense_input, first_dense_layer, tolerance
+from gradleak.attacks.dense import check_relu, first_dense_input, first_dense_layer, tolerance
 from gradleak.attacks.fidel import beyond_range, partial_reconstructions
 from gradleak.core import errors, trees
 from gradleak.core.settings import Choice, Fraction
@@ -344,9 +344,9 @@ def _check_passage(model, variables, paths, way, sample_shape):
   probe = jax.random.uniform(jax.random.key(0), (1, *sample_shape))
 
   @jax.jit
-  def gradients(variables, probe, bias):
+  def gradients(variables, probe):
     shape = trees.get(variables['params'], paths[0]).shape
-    params = replaced(variables['params'], {paths[0]: jnp.zeros(shape), paths[1]: jnp.full(shape[1], bias)})
+    params = replaced(variables['params'], {paths[0]: jnp.zeros(shape), paths[1]: jnp.ones(shape[1])})
 
     def loss(params):
       logits, _ = model.apply({**variables, 'params': params}, probe, False, None)
@@ -355,7 +355,7 @@ def _check_passage(model, variables, paths, way, sample_shape):
     gradient = jax.grad(loss)(params)
     return tuple(trees.get(gradient, path) for path in paths)
 
-  given = variables, probe, jnp.float32(1)
+  given = variables, probe
   if not np.allclose(
     first_dense_input(*gradients(*given)), way.encode(np.asarray(probe))[0], atol=tolerance(gradients, *given)
   ):
@@ -363,11 +363,7 @@ def _check_passage(model, variables, paths, way, sample_shape):
       f'the model {model.name!r} does not pass its samples on to the first dense layer: something in front of it, such '
       'as a stride, a sigmoid or a normalisation of the pixels, changes them; take a model such as mlp'
     )
-  if np.any(gradients(variables, probe, jnp.float32(-1))[1]):
-    raise errors.UsageError(
-      f'the first dense layer of the model {model.name!r} has a gradient where its pre-activation is negative: trap '
-      'weights need the activation ReLU'
-    )
+  check_relu('trap', model, sample_shape, *paths)
 
 
 def recover(
