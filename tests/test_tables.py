@@ -16,8 +16,10 @@ from gradleak.attacks.matching.samples import starting_labels
 from gradleak.data import tables
 from gradleak.modalities import TABLE, of_config, of_rows, table
 from gradleak.modalities import tables as judged
+from gradleak.summary.shown import embedded
 from tests import programs
 from tests.circle import said_of_images
+from tests.report.parsing import Page
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
 
@@ -417,6 +419,14 @@ def peeled(scenario, tmp_path_factory):
   folder = tmp_path_factory.mktemp('tables') / 'peeled'
   defenses = [None, gl.defenses.gaussian(stddev=0.5)]
   return audit(scenario, [gl.attacks.peeling()], defenses=defenses, batch_size=4, workdir=folder), folder
+
+
+@pytest.mark.long
+def test_a_notebook_shows_rows_as_values(peeled):
+  """A grid of pictures would show each row as a strip of grey."""
+  (picture,) = Page(peeled[0]._repr_html_()).attributes('img')
+  assert picture['src'] == embedded(gl.report.slide(peeled[0]))
+  assert 'private row' in picture['alt'] and 'image' not in picture['alt']
 
 
 def test_predictions_on_noise_are_on_rows_of_the_table(scenario):

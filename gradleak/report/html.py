@@ -81,9 +81,9 @@ def tagged(tag: str, plain: str, kind: str = '') -> Html:
   return Html(f'<{tag}{_attributes(class_=kind)}>{markup.escape(plain)}</{tag}>')
 
 
-def image(uri: str, alt: str) -> Html:
-  """Returns a picture; `alt` says what it shows."""
-  return Html(f'<img src="{uri}" alt="{markup.escape(alt)}">')
+def image(uri: str, alt: str, width: int | None = None) -> Html:
+  """Returns a picture; `alt` says what it shows, and `width` is in CSS pixels."""
+  return Html(f'<img{_attributes(src=uri, width=width, alt=alt)}>')
 
 
 def link(text: str, to: str | None) -> Html:
