@@ -1,9 +1,11 @@
 """Tables: their columns, how rows are judged, and that audits, closed forms and TabLeak run on them."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from gradleak.attacks.matching.samples import starting_labels
 from gradleak.data import tables
 from gradleak.modalities import TABLE, of_config, of_rows, table
 from gradleak.modalities import tables as judged
+from gradleak.report import figures, marked
 from gradleak.summary.shown import embedded
 from tests import programs
 from tests.circle import said_of_images
@@ -427,6 +430,17 @@ def test_a_notebook_shows_rows_as_values(peeled):
   (picture,) = Page(peeled[0]._repr_html_()).attributes('img')
   assert picture['src'] == embedded(gl.report.slide(peeled[0]))
   assert 'private row' in picture['alt'] and 'image' not in picture['alt']
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(('most', 'said'), [(4, ['first 4 of 8 columns']), (8, [])])
+def test_a_slide_says_that_it_shows_some_of_the_columns(peeled, most, said, monkeypatch):
+  drawn = []
+  axes = types.SimpleNamespace(text=lambda x, y, text, **_: drawn.append(text), plot=lambda *_, **__: None)
+  monkeypatch.setattr(marked, 'PARTS', most)
+  monkeypatch.setattr(figures, 'canvas', lambda *_: contextlib.nullcontext((axes, bytes)))
+  gl.report.slide(peeled[0])
+  assert [text for text in drawn if 'columns' in text] == said
 
 
 def test_predictions_on_noise_are_on_rows_of_the_table(scenario):

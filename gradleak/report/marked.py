@@ -274,6 +274,9 @@ def slide(result: AuditResult, costs: Mapping[str, float] | None, size: tuple[fl
         axes.text(
           left + (c + 0.5) * across, top - 0.2 - 0.18 * i, line, ha='center', va='center', fontsize=9, weight='bold'
         )
+    if len(truth) > len(order):
+      said = f'first {len(order)} of {len(truth)} columns'
+      axes.text(left - 0.1, top - 0.2, said, ha='right', va='center', fontsize=9, color=SOFT)
     for r, i in enumerate(order):
       middle = top + (r + 0.5) * down
       axes.text(left - 0.1, middle, _short(truth[i].of, 28), ha='right', va='center', fontsize=10)
@@ -331,14 +334,15 @@ def _running(
 
 
 def _flow(axes: Any, pieces: Sequence[Piece], left: float, top: float, end: float, down: float) -> None:
-  """Writes pieces one after the other, in as many lines as fit."""
+  """Writes pieces one after the other, in as many lines as fit, and an ellipsis for those that do not."""
   x, y, each = left, top, 0.101
   for piece in pieces:
     wide = each * (len(piece.text) + 1)
     if x + wide > end:
+      if y + 0.2 > top + down - 0.15:
+        axes.text(x, y, '…', va='center', fontsize=11)
+        return
       x, y = left, y + 0.2
-    if y > top + down - 0.15:
-      return
     style: dict[str, Any] = (
       {} if piece.right is None else {'color': RIGHT, 'weight': 'bold'} if piece.right else {'color': '#9a9fa6'}
     )

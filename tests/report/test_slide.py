@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import types
 
 import numpy as np
 import pytest
@@ -79,3 +80,13 @@ def test_running_texts_stay_within_the_picture():
   assert not ink[:, -width // 60 :].any() and not ink[-height // 60 :].any()
   lines = np.diff(ink.any(1).astype(int))
   assert (lines == 1).sum() >= 3 * (len(names) + 1)  # a name and, of 61 words, at least two lines each
+
+
+@pytest.mark.parametrize(('words', 'lines', 'cut'), [(4, 1, False), (5, 2, False), (9, 2, True)])
+def test_a_text_that_does_not_fit_ends_in_an_ellipsis(words, lines, cut):
+  drawn = []
+  axes = types.SimpleNamespace(text=lambda x, y, text, **_: drawn.append((round(y, 2), text)))
+  marked._flow(axes, [Piece('word')] * words, 0.0, 0.0, 2.2, 0.4)
+  heights, texts = zip(*drawn, strict=True)
+  assert len(set(heights)) == lines and texts.count('word') == min(words, 8)
+  assert (texts[-1] == '…') == cut == ('…' in texts)
