@@ -144,8 +144,9 @@ class Known:
 
   @property
   def stages(self) -> list[Stage]:
-    """The stages of the defense in the order in which they act: those on the steps before those on the upload."""
-    return sorted(self.defense.stages, key=lambda stage: PLACES.index(stage.traits.place))
+    """The stages that do something, in the order in which they act: those on the steps before those on the upload."""
+    acting = [stage for stage in self.defense.stages if not is_idle(stage)]
+    return sorted(acting, key=lambda stage: PLACES.index(stage.traits.place))
 
   @property
   def sums(self) -> bool:
@@ -155,7 +156,7 @@ class Known:
   @property
   def sparsifies(self) -> bool:
     """Whether dropped entries can be recognised by their zeros, and the attack can leave them out."""
-    return 'weights' in self.reads and any(stage.traits.sparsifies for stage in self.defense.stages)
+    return 'weights' in self.reads and any(stage.traits.sparsifies for stage in self.stages)
 
   @property
   def clip(self) -> float:
@@ -176,7 +177,7 @@ class Known:
   def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
     size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
-    stages = [stage for stage in self.defense.stages if not self.trains(stage)]
+    stages = [stage for stage in self.stages if not self.trains(stage)]
     return min((norm_bound(stage, size, self.terms) for stage in stages), default=math.inf)
 
   @property
@@ -203,13 +204,9 @@ class Known:
 
   def _scattered(self, place: int) -> bool:
     """Returns whether each client sends the noise of a stage, by its place among `stages`, in entries of its own."""
-    for i, stage in enumerate(self.stages):
-      traits = stage.traits
-      behind = traits.sparsifies == 'zeros' and i > place
-      own = traits.sparsifies == 'mask' and (traits.selects or traits.random)
-      if (behind or own) and not is_idle(stage):
-        return True
-    return False
+    behind = any(stage.traits.sparsifies == 'zeros' for stage in self.stages[place + 1 :])
+    masks = (stage.traits for stage in self.stages if stage.traits.sparsifies == 'mask')
+    return behind or any(traits.selects or traits.random for traits in masks)
 
   def noise_of(self, stage: Stage, masks: Tree | None = None, place: int | None = None) -> float | Tree:
     """Returns the variance of the noise that a stage puts on an entry of what is compared.
@@ -479,7 +476,7 @@ def _alters(stage: Stage) -> bool:
   traits = stage.traits
   adds = traits.noise is not None or traits.sparsifies
   shortens = math.isfinite(_shortened(stage)) or bool(traits.clips or traits.bounds)
-  return not is_idle(stage) and bool(shortens or traits.limits or traits.bits or not adds)
+  return bool(shortens or traits.limits or traits.bits or not adds)
 
 
 def _shortened(stage: Stage) -> float:
@@ -892,7 +889,7 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
 
 def _combined(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
-  if not known.adds_noise and not any(stage.traits.sparsifies for stage in known.defense.stages):
+  if not known.adds_noise and not any(stage.traits.sparsifies for stage in known.stages):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)

@@ -29,7 +29,7 @@ import numpy as np
 
 from gradleak.adaptive.base import Known, noiseless, vanishes
 from gradleak.core.trees import Tree
-from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind, is_idle
+from gradleak.defenses.defense import Bound, Context, Defense, Stage, bind
 from gradleak.federated.client import COSTLY
 from gradleak.threat import EVIDENCE
 
@@ -98,7 +98,7 @@ def expected(bound: Bound, context: Context, num_samples: int) -> Expected:
   """
   bound = bound.sent
   known = Known(bound, context, num_samples, 1, frozenset(EVIDENCE))
-  stages = [stage for stage in known.stages if not is_idle(stage)]
+  stages = known.stages
   params = context.variables['params']
   nothing = jax.tree.map(lambda p: np.zeros((), np.float32), params)
   masked = any(stage.traits.sparsifies == 'mask' for stage in stages)

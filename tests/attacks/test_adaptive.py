@@ -84,6 +84,7 @@ def only_view(adaptive, *updates):
     ('gaussian(stddev=0.1)', ['floor', 'prior']),
     ('clip(norm=1)+laplace(scale=0.1)', ['clipped+floor', 'clipped+prior']),
     ('gaussian(stddev=0.1)+clip(norm=1)', ['prior']),
+    ('prune(rate=0)+clip(norm=1)', ['clipped']),  # the first stage does nothing
     ('client_dp(norm=1,noise=0.5)', ['clipped+floor', 'clipped+prior']),
     ('topk(ratio=0.1)', ['masked', 'masked+prior']),
     ('dgc(ratio=0.1)', ['masked', 'masked+prior']),
