@@ -168,9 +168,7 @@ def silent_below_zero(model: Model, shape: tuple[int, ...], kernel: tuple[str, .
     return not np.any(trees.get(gradient, bias))
 
 
-def check_relu(
-  who: str, model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]
-) -> None:
+def check_relu(who: str, model: Model, shape: tuple[int, ...], kernel: tuple[str, ...], bias: tuple[str, ...]) -> None:
   """Raises `UsageError` unless a dense layer stands before a ReLU, see `silent_below_zero`; `who` needs it."""
   if not silent_below_zero(model, tuple(shape), kernel, bias):
     raise errors.UsageError(

@@ -123,8 +123,8 @@ def _check_relu(model: Model, shape: tuple[int, ...]) -> None:
   ours = _forward(rest, (np.asarray(given[1], np.float64).reshape(8, -1) - mean) / std @ kernel + bias)[0][-1]
   if not np.allclose(ours, logits, rtol=0, atol=near * np.abs(ours).max()):
     raise errors.UsageError(
-      f'peeling needs dense layers with a ReLU between each two and nothing else, and the model {model.name!r} computes '
-      'other logits than these'
+      'peeling needs dense layers with a ReLU between each two and nothing else, and the model '
+      f'{model.name!r} computes other logits than these'
     )
 
 

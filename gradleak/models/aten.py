@@ -7,7 +7,7 @@ are PyTorch's.
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,30 @@ class Last:
   @property
   def dtype(self) -> Any:
     return self.values.dtype
+
+
+class Tokens:
+  """Ids of tokens whose probabilities a search moves: a table gives a mixture of its rows for each.
+
+  Attributes:
+    ids: the likeliest ones, integers; comparisons and masks see these.
+    places: which of the mixtures each is, integers of the same shape.
+    mixtures: probabilities [N·T, V].
+  """
+
+  def __init__(self, ids: jax.Array, places: jax.Array, mixtures: jax.Array) -> None:
+    self.ids, self.places, self.mixtures = ids, places, mixtures
+
+  @classmethod
+  def of(cls, probabilities: jax.Array) -> 'Tokens':
+    """Returns those of probabilities [N, …, V]."""
+    ids = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
+    return cls(ids, jnp.arange(ids.size).reshape(ids.shape), probabilities.reshape(-1, probabilities.shape[-1]))
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The shape of the ids."""
+    return self.ids.shape
 
 
 class Run:
@@ -82,6 +106,22 @@ class Run:
     return jax.random.bernoulli(jax.random.fold_in(self.key, self.number), probability, tuple(shape))
 
 
+# Operations that move ids of tokens, and those that look at them without a derivative.
+MOVES = frozenset(
+  """
+  view _unsafe_view reshape view_copy permute permute_copy transpose transpose_copy t unsqueeze unsqueeze_copy squeeze
+  squeeze_copy flip roll repeat expand expand_copy slice slice_copy select select_copy index_select clone alias
+  contiguous detach detach_copy lift_fresh_copy _to_copy to
+  """.split()  # noqa: SIM905
+)
+READS = frozenset(
+  """
+  eq ne gt ge lt le argmax argmin zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full
+  sym_size sym_numel
+  """.split()  # noqa: SIM905
+)
+
+
 class Unsupported(Exception):
   """What an operation is asked for and does not do; the text is a noun with its attributes."""
 
@@ -102,6 +142,26 @@ def operation(*names: str) -> Callable[[Operation], Operation]:
     return function
 
   return add
+
+
+def on_tokens(run: Run, base: str, function: Operation, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+  """Returns what an operation, by its name without overload, makes of `Tokens` among its arguments.
+
+  Raises:
+    Unsupported: for one that computes with ids, of which the probabilities say nothing.
+  """
+  if base == 'embedding':
+    return function(run, *arguments, **options)
+  first, *others = arguments
+  if base in READS:
+    return function(run, *(one.ids if isinstance(one, Tokens) else one for one in arguments), **options)
+  if base in MOVES and isinstance(first, Tokens):
+    ids = function(run, first.ids, *others, **options)
+    if ids.dtype == bool:
+      return ids
+    if jnp.issubdtype(ids.dtype, jnp.integer):
+      return Tokens(ids, function(run, first.places, *others, **options), first.mixtures)
+  raise Unsupported('ids of tokens whose probabilities are moved')
 
 
 def of_arrays(*names: str) -> Callable[[Callable[..., jax.Array]], Operation]:

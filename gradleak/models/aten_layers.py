@@ -12,7 +12,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.models import convolution, layers
-from gradleak.models.aten import OPERATIONS, Last, Run, Unsupported, aligned, last, on_maps, operation
+from gradleak.models.aten import OPERATIONS, Last, Run, Tokens, Unsupported, aligned, last, on_maps, operation
 
 # Convolution ---------------------------------------------------------------------------------------------------------
 
@@ -401,13 +401,15 @@ def _bernoulli(run: Run, x: Any, probability: float) -> Any:
 def _embedding(
   run: Run, weight: Any, indices: Any, padding: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Any:
-  """Takes rows of the weight [rows, features]; the one of the padding has no derivative."""
+  """Takes rows of the weight [rows, features], or mixtures of them; the one of the padding has no derivative."""
   if scale_grad_by_freq:
     raise Unsupported('gradients that are scaled by the frequency of a row')
-  if not jnp.issubdtype(indices.dtype, jnp.integer):
-    raise Unsupported(f'indices of type {indices.dtype}')
   if padding >= 0:
     weight = weight.at[padding].set(jax.lax.stop_gradient(weight[padding]))
+  if isinstance(indices, Tokens):
+    return jnp.take(indices.mixtures.astype(weight.dtype) @ weight[: indices.mixtures.shape[1]], indices.places, 0)
+  if not jnp.issubdtype(indices.dtype, jnp.integer):
+    raise Unsupported(f'indices of type {indices.dtype}')
   return jnp.take(weight, indices, 0)
 
 

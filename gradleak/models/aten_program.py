@@ -145,7 +145,7 @@ class Program(NamedTuple):
     Args:
       run: how it is run.
       variables: arrays by name, in our layout.
-      image: its input, an array or a `Last`.
+      image: its input, an array, a `Last` or `Tokens`.
       watch: called with each step and its value.
 
     Raises:
@@ -161,7 +161,10 @@ class Program(NamedTuple):
       try:
         arguments = _filled(step.arguments, values, image.shape[0])
         options = {name: _filled(one, values, image.shape[0]) for name, one in step.options.items()}
-        made = function(run, *arguments, **options)
+        if any(isinstance(values[place], aten.Tokens) for place in step.uses):
+          made = aten.on_tokens(run, step.base, function, arguments, options)
+        else:
+          made = function(run, *arguments, **options)
       except aten.Unsupported as error:
         raise unsupported([step], str(error)) from error
       except errors.UsageError:
@@ -292,8 +295,13 @@ class Program(NamedTuple):
 
   def vocabulary(self) -> int | None:
     """Returns how many rows a table has in which the input is looked up; None for no table, the least of several."""
-    tables = [step.arguments[0] for step in self.steps if step.base == 'embedding' and step.uses[1:] == [self.image]]
-    return min((self.shapes[table.place][0] for table in tables), default=None)
+    ids, rows = {self.image}, []
+    for step in self.steps:
+      if step.base in aten.MOVES and step.uses[:1] and step.uses[0] in ids:
+        ids.add(step.place)
+      if step.base == 'embedding' and step.arguments[1].place in ids:
+        rows.append(self.shapes[step.arguments[0].place][0])
+    return min(rows, default=None)
 
   def order(self) -> list[str]:
     """Returns the names of the variables in the order in which they are used."""

@@ -336,16 +336,19 @@ def check_variables(model: Model, variables: Any, sample_shape: Sequence[int]) -
 def check_finite(what: str, variables: Tree) -> None:
   """Raises `UsageError` for values that are not finite; names the first array that has one.
 
+  Buffers of PyTorch that are not trained may hold infinities, as masks of attention do.
+
   Args:
     what: how messages call the variables, in the plural.
     variables: a tree of arrays on the host or on a device; traced ones are refused, too.
   """
   errors.refuse_traced('the scenario', variables)
   for path, leaf in jax.tree.leaves_with_path(variables):
-    values = np.asarray(leaf)
-    bad = int((~np.isfinite(values)).sum()) if jnp.issubdtype(values.dtype, jnp.floating) else 0
+    values, names = np.asarray(leaf), trees.path_names(path)
+    wrong = np.isnan if names[:1] == ('buffers',) else lambda values: ~np.isfinite(values)
+    bad = int(wrong(values).sum()) if jnp.issubdtype(values.dtype, jnp.floating) else 0
     if bad:
-      name = '.'.join(trees.path_names(path))
+      name = '.'.join(names)
       raise errors.UsageError(
         f'{what} are not finite: {bad} of {values.size} values of {name}. No update of theirs is finite either: the '
         'training may have diverged, or the file be damaged'

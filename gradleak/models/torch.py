@@ -502,15 +502,16 @@ def _values(
   """Returns the value of each place of a program, and the program that is run."""
   key = None if key is None else errors.check_key('key', key)
   program = network.train if train or (key is not None and network.train.draws) else network.evaluation
-  if network.dtype == 'int32' and not jnp.issubdtype(samples.dtype, jnp.integer):
+  shape, vocabulary = network.shape, network.evaluation.vocabulary()
+  relaxed = network.dtype == 'int32' and not jnp.issubdtype(samples.dtype, jnp.integer)
+  if relaxed and vocabulary is None:
     raise errors.UsageError(
-      f'the model {network.name!r} takes ids of tokens, and a search moves their probabilities or embeddings: take '
-      'gpt, bert or lstm, or write the network in JAX'
+      f'the model {network.name!r} takes ids of tokens and looks them up in no table, so that no search can move their '
+      'probabilities: embed them by torch.nn.Embedding'
     )
-  if tuple(samples.shape[1:]) != network.shape:
-    raise errors.UsageError(
-      f'the model {network.name!r} takes samples of shape {network.shape}, got {samples.shape[1:]}'
-    )
+  if tuple(samples.shape[1:]) != (shape if not relaxed else (*shape, vocabulary)):
+    expected = f'ids {shape}, or probabilities ({", ".join(map(str, shape))}, {vocabulary})' if vocabulary else shape
+    raise errors.UsageError(f'the model {network.name!r} takes samples of shape {expected}, got {samples.shape[1:]}')
   floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
   dtype = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else floats[0] if floats else jnp.float32
   run = aten.Run(dtype, train or program is network.evaluation, key, masked.counted)
@@ -518,6 +519,8 @@ def _values(
   for entry in network.layout.entries:
     leaf = get(variables, entry.path)
     values[entry.name] = leaf if entry.dtype.startswith('float') else leaf.astype(run.cast(entry.dtype))
+  if relaxed:
+    return program.run(run, values, aten.Tokens.of(samples), watch), program
   samples = _normalised(samples, network.normalisation)
   return program.run(run, values, aten.Last(samples) if samples.ndim == 4 else samples, watch), program
 

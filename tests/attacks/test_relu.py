@@ -47,7 +47,7 @@ def test_other_activations_are_refused(name):
   with pytest.raises(gl.UsageError, match=r'gradient where its pre-activation is negative: spear needs .* ReLU'):
     prepared(gl.attacks.spear(), first=name)
   for given in ({'first': name}, {'second': name}):
-    with pytest.raises(gl.UsageError, match='peeling needs dense layers with a ReLU .* other logits'):
+    with pytest.raises(gl.UsageError, match=r'peeling needs dense layers with a ReLU .* other logits'):
       prepared(gl.attacks.peeling(), **given)
 
 

@@ -413,11 +413,69 @@ def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
   made = gl.scenario(model, notes.samples, notes.targets, variables=variables, **given)
   update = made.client.local_update(None, made.variables, made.samples[:1], made.targets[:1]).update
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
-  with pytest.raises(gl.UsageError, match='takes ids of tokens, and a search moves their probabilities'):
-    model.apply(variables, jnp.zeros((1, length, size)), False, None)
+  with pytest.raises(gl.UsageError, match=rf'ids \({length},\), or probabilities \({length}, {size}\), got'):
+    model.apply(variables, jnp.zeros((1, length, size + 1)), False, None)
   other, variables = gl.models.from_torch(networks.Encoder(size + 6, length), tokens, check=False)
   with pytest.raises(gl.UsageError, match=f'embeds {size + 6} tokens, and the tokeniser has {size}'):
     gl.scenario(other, notes.samples, notes.targets, variables=variables, **given)
+
+
+@pytest.mark.parametrize('made', [networks.Encoder, networks.Decoder, networks.Pooled, networks.LastToken])
+def test_probabilities_stand_for_token_ids(made):
+  """Those of single tokens give the logits and the gradient of these tokens, and a search can move them."""
+  ids = np.random.default_rng(0).integers(0, 30, (4, 7)).astype(np.int32)
+  ids[0, 4:] = 0
+  torch.manual_seed(0)
+  model, variables = gl.models.from_torch(made(), torch.from_numpy(ids).long())
+  assert model.vocabulary == 30
+
+  def total(params, samples):
+    logits = model.apply({**variables, 'params': params}, samples, False, None)[0]
+    return jnp.sum(logits * jnp.arange(logits.size, dtype=logits.dtype).reshape(logits.shape)), logits
+
+  both = [jax.grad(total, has_aux=True)(variables['params'], x) for x in (jnp.asarray(ids), jax.nn.one_hot(ids, 30))]
+  for one, other in zip(*map(jax.tree.leaves, both), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(one).max())
+  mixed = jax.nn.softmax(jax.random.normal(jax.random.key(0), (4, 7, 30)))
+  slopes = jax.grad(total, 1, has_aux=True)(variables['params'], mixed)[0]
+  assert np.isfinite(slopes).all() and np.abs(slopes).max() > 0
+
+
+def test_a_network_that_computes_with_token_ids_takes_no_probabilities_of_them():
+  ids = torch.ones(2, 7, dtype=torch.long)
+  model, variables = gl.models.from_torch(seeded(networks.Numbered), ids)
+  with pytest.raises(gl.UsageError, match=r'ids of tokens whose probabilities are moved in aten\.mul'):
+    model.apply(variables, jnp.full((1, 7, 30), 1 / 30), False, None)
+  model, variables = gl.models.from_torch(seeded(networks.Numbers), ids)
+  with pytest.raises(gl.UsageError, match='looks them up in no table'):
+    model.apply(variables, jnp.full((1, 7, 30), 1 / 30), False, None)
+
+
+def test_buffers_may_hold_infinities_and_no_nan():
+  notes = gl.data.load('notes', 'test', limit=2)
+  size, length = notes.known['vocabulary'], notes.samples.shape[1]
+  module = networks.Decoder(size, length)
+  model, variables = gl.models.from_torch(module, torch.from_numpy(notes.samples).long(), check=False)
+  given = {'modality': gl.modalities.of_config(notes.settings), 'loss': 'next_token', 'key': jax.random.key(0)}
+  assert np.isinf(variables['buffers']['mask']).any()
+  gl.scenario(model, notes.samples, notes.targets, variables=variables, **given)
+  spoilt = {**variables, 'buffers': {'mask': variables['buffers']['mask'].at[0, 0].set(jnp.nan)}}
+  with pytest.raises(gl.UsageError, match=r'1 of 576 values of buffers\.mask'):
+    gl.scenario(model, notes.samples, notes.targets, variables=spoilt, **given)
+
+
+@pytest.mark.slow
+def test_notes_are_read_through_a_decoder_of_pytorch():
+  notes = gl.data.load('notes', 'test', limit=2)
+  size, length = notes.known['vocabulary'], notes.samples.shape[1]
+  torch.manual_seed(0)
+  module = networks.Decoder(size, length, 32)
+  model, variables = gl.models.from_torch(module, torch.from_numpy(notes.samples).long(), check=False)
+  given = {'modality': gl.modalities.of_config(notes.settings), 'loss': 'next_token', 'key': jax.random.key(0)}
+  scenario = gl.scenario(model, notes.samples, notes.targets, variables=variables, **given)
+  attacks = [gl.attacks.tag(steps=300, decay='cosine')]
+  found = gl.audit(jax.random.key(1), scenario, [None], attacks, num_trials=2, controls=2, progress='none')
+  assert [row['verdict'] for row in found.rows] == ['exact', 'exact']
 
 
 def test_variables_have_the_names_of_pytorch_and_files_are_read_by_them(tmp_path):

@@ -130,6 +130,76 @@ class Encoder(nn.Module):
     return self.head(torch.tanh(self.pooler(self.layers(x)[:, 0])))
 
 
+class Decoder(nn.Module):
+  """A GPT-like decoder of token ids, whose mask of attention is a buffer with infinities."""
+
+  def __init__(self, vocabulary=30, length=7, width=16):
+    super().__init__()
+    self.words = nn.Embedding(vocabulary, width)
+    self.places = nn.Parameter(torch.randn(length, width))
+    self.block = nn.TransformerEncoderLayer(
+      width, 2, 4 * width, dropout=0.0, activation='gelu', batch_first=True, norm_first=True
+    )
+    self.norm = nn.LayerNorm(width)
+    self.head = nn.Linear(width, vocabulary)
+    self.register_buffer('mask', nn.Transformer.generate_square_subsequent_mask(length))
+
+  def forward(self, tokens):
+    return self.head(self.norm(self.block(self.words(tokens) + self.places, src_mask=self.mask)))
+
+
+class Pooled(nn.Module):
+  """A recurrent network of token ids, times first, whose mean leaves out padding."""
+
+  def __init__(self, vocabulary=30, width=8, classes=5):
+    super().__init__()
+    self.words = nn.Embedding(vocabulary, width, padding_idx=0)
+    self.lstm = nn.LSTM(width, width)
+    self.head = nn.Linear(width, classes)
+
+  def forward(self, tokens):
+    held = (tokens != 0).float().t()[..., None]
+    x, _ = self.lstm(self.words(tokens.t()))
+    return self.head((x * held).sum(0) / held.sum(0).clamp(min=1))
+
+
+class LastToken(nn.Module):
+  """What stands at the token with the largest id, as CLIP reads texts."""
+
+  def __init__(self, vocabulary=30, length=7, width=8, classes=5):
+    super().__init__()
+    self.words = nn.Embedding(vocabulary, width)
+    self.hidden = nn.Linear(width, width)
+    self.head = nn.Linear(width, classes)
+
+  def forward(self, tokens):
+    x = torch.tanh(self.hidden(self.words(tokens.long().flip(1).unsqueeze(0)).squeeze(0)))
+    return self.head(x[torch.arange(len(x)), tokens.flip(1).argmax(-1)])
+
+
+class Numbered(nn.Module):
+  """A network that computes with its token ids as numbers."""
+
+  def __init__(self, vocabulary=30, width=8, classes=5):
+    super().__init__()
+    self.words = nn.Embedding(vocabulary, width)
+    self.head = nn.Linear(width, classes)
+
+  def forward(self, tokens):
+    return self.head((self.words(tokens) * tokens[..., None] / 30).mean(1))
+
+
+class Numbers(nn.Module):
+  """A network of integers that are no tokens."""
+
+  def __init__(self, length=7, classes=5):
+    super().__init__()
+    self.head = nn.Linear(length, classes)
+
+  def forward(self, numbers):
+    return self.head(numbers.float())
+
+
 class Lstm(nn.Module):
   """Recurrent layers of each kind over sequences of features."""
 
