@@ -266,7 +266,8 @@ def test_rows_that_are_taken_for_images_are_refused_with_what_to_give(ill):
     ill(modality='table')
 
 
-def test_a_client_of_texts_is_compared():
+@pytest.mark.long
+def test_a_client_of_texts_is_compared_and_attacked():
   torch.manual_seed(0)
   texts = np.random.default_rng(0).integers(1, 256, (3, 5)).astype(np.int32)
   network = torch.nn.Sequential(torch.nn.Embedding(256, 4), torch.nn.Flatten(), torch.nn.Linear(20, 2))
@@ -281,6 +282,9 @@ def test_a_client_of_texts_is_compared():
   assert flower.audit(client, *what, **known).comparison.agrees
   found = flower.audit(lambda x, y: client(x, y, batch=2), *what, **known).comparison
   assert [one.words for one in found.explanations] == ['local_batch_size=2']
+  run = {'key': jax.random.key(0), 'attacks': [attacks.tag(steps=300, decay='cosine')], 'progress': 'none'}
+  attacked = flower.audit(client, texts[:1], np.asarray([1]), *sent, **known, **run)
+  assert [row['verdict'] for row in attacked.captured.rows] == ['exact']
   unknown = flower.audit(lambda x, y: client(x, y, batch=2, lr=0.013, momentum=0.3), *what, **known).comparison
   assert not unknown.agrees and not unknown.explanations  # no neighbours of a token tell how it rounds
 
