@@ -71,8 +71,8 @@ def from_torch(
   without `names=`. Dense weights are held as [in, out], and `Model.layout` says how to turn them. Trained parameters
   are 'params'; running statistics, among them `num_batches_tracked`, are 'batch_stats'. Parameters that are not
   trained, or that no gradient reaches, and all other buffers, are 'buffers'. Dropout is active only with a key.
-  Images are [N, H, W, C] outside of the module, and so are outputs of four axes. A module of token ids [N, T] that looks
-  them up in tables takes probabilities [N, T, V] in their place, which searches move; V is `Model.vocabulary`.
+  Images are [N, H, W, C] outside of the module, and so are outputs of four axes. A module that looks token
+  ids [N, T] up in tables takes probabilities [N, T, V] in their place, which searches move. V is `Model.vocabulary`.
 
   Args:
     module: a `torch.nn.Module`, called as `module(samples)`, that returns one tensor. Its parameters are float32.
