@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 import gradleak as gl
+from gradleak import registry
+from gradleak.audit import plan
 from gradleak.core import errors
 from gradleak.federated.earlier import RATE, earlier
 from launch import _flags, _program
@@ -137,6 +140,35 @@ def trained(seed: int, scenario: gl.Scenario) -> gl.Scenario:
   known = scenario.settings
   told = {'start_fingerprint': known['weights_fingerprint']} if rounds > 1 and known.get('weights') else {}
   return scenario.trained(current, previous).noted(told)
+
+
+def attacks(given: Flags, audits: Iterable[tuple[jax.Array, gl.Scenario]]) -> list[gl.attacks.AttackMethod]:
+  """Returns the attacks of the flag; where nobody gave it, the usual ones that can be run in all audits.
+
+  Those that are left out are named, with the reason.
+
+  Args:
+    audits: (key, scenario) of each.
+
+  Raises:
+    UsageError: where none of the usual ones can be run: that of the first.
+  """
+  methods = registry.attacks(given.attacks)
+  if given.present('attacks') or len(methods) == 1:
+    return methods
+  kept, refused = [], []
+  for method in methods:
+    try:
+      for key, scenario in audits:
+        plan(key, scenario, [None], [method], given.trials, settings(given))
+      kept.append(method)
+    except errors.UsageError as error:
+      refused.append((method, error))
+  if not kept:
+    raise refused[0][1]
+  for method, error in refused:
+    _program.say(f'note: {method} is left out: {error}')
+  return kept
 
 
 def settings(given: Flags) -> gl.AuditSettings:

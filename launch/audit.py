@@ -46,9 +46,10 @@ def main(_):
   _distribute()
   registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   dataset, public = _audited.load(_GIVEN)
-  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  defenses = registry.defenses(_GIVEN.defenses)
   model = _GIVEN.network(_GIVEN.outputs(dataset), dataset.samples.shape[1:])
   key, scenario = _audited.scenario(_GIVEN, model, _GIVEN.seed, dataset, public)
+  attacks = _audited.attacks(_GIVEN, [(key, scenario)])
   workdir, settings = _GIVEN.workdir, _audited.settings(_GIVEN)
   if _GIVEN.rounds_before:  # an error comes before the training
     plan(key, scenario, defenses, attacks, _GIVEN.trials, settings)

@@ -51,7 +51,7 @@ def main(_):
   registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)  # an error comes before data are read
   seeds, process = _seeds(), _process()
   dataset, public = _audited.load(_GIVEN)
-  attacks, defenses = registry.attacks(_GIVEN.attacks), registry.defenses(_GIVEN.defenses)
+  defenses = registry.defenses(_GIVEN.defenses)
   audits = {}
   for model in _models(dataset, seeds[0]):
     for seed in seeds:
@@ -59,6 +59,7 @@ def main(_):
       drawn = _GIVEN.torch_variables(model, dataset.samples.shape[1:], seed) if own else None
       key, scenario = _audited.scenario(_GIVEN, model, seed, dataset, public, drawn)
       audits[f'{model.name}-seed{seed}'] = key, _audited.trained(seed, scenario)
+  attacks = _audited.attacks(_GIVEN, audits.values())
 
   def on_result(folder, result):
     if not (result.resumed and is_current(folder)):

@@ -271,3 +271,27 @@ def test_attackers_who_know_the_defense_stand_beside(fast_compilation, tmp_path)
     ('none', None), ('prune', None), ('prune', 'masked'), ('prune', 'masked+prior'),
   ]  # fmt: skip
   assert 'adaptive' in done.out and 'masked' in (tmp_path / 'report.html').read_text('utf-8')
+
+
+ROWS = (
+  '--dataset=breast_cancer', '--trials=1', '--steps=2', '--controls=1', '--public=0', '--knowledge=non-adaptive',
+  '--compilation_cache=', '--defenses=none',
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(('program', 'model'), [('audit', '--model=logistic'), ('sweep', '--models=mlp;logistic')])
+def test_usual_attacks_that_a_network_does_not_offer_are_left_out_with_the_reason(program, model, tmp_path):
+  own = () if program == 'audit' else ('--seeds=1',)
+  done = programs.start(program, *ROWS, model, *own, f'--workdir={tmp_path}')
+  assert done.status == 0, done.err
+  assert 'note: peeling is left out: peeling needs a hidden layer' in done.err and 'note: spear is left out' in done.err
+  (config, *_) = (json.loads(path.read_text('utf-8')) for path in tmp_path.rglob('config.json'))
+  assert config['attacks'] == ['fidel', 'tableak(seeds=4,steps=300)']
+  refused = programs.start(program, *ROWS, model, *own, '--attacks=fidel;peeling', f'--workdir={tmp_path}/own')
+  assert refused.status == 2 and 'peeling needs a hidden layer' in refused.err
+
+
+def test_where_no_usual_attack_can_be_run_the_reason_is_the_error(tmp_path):
+  done = programs.start('audit', *ROWS, '--error_rate=0.01', f'--workdir={tmp_path}')
+  assert done.status == 2 and 'note:' not in done.err and 'error: error_rate is a term of the question' in done.err
