@@ -221,7 +221,7 @@ class Known:
       place: of the stage among `stages`, of which several may be equal; the first of them by default.
     """
     noise, client = stage.traits.noise, self.context.client
-    if noise is None:
+    if noise is None or is_idle(stage):
       return 0.0
     if self.trains(stage):
       variance = self._of_steps(stage, noise)
