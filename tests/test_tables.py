@@ -466,6 +466,7 @@ def test_predictions_on_noise_are_on_rows_of_the_table(scenario):
   assert given == [client.modality.drawn]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('scale', [1.0, 0.25], ids=['a gradient', 'a clipped one'])
 def test_peeling_reads_a_row_far_from_the_mean(scenario, scale):
   """A column with a long tail has values of more than ten deviations: capital gains of Adult have 13."""
@@ -483,6 +484,7 @@ def test_peeling_reads_a_row_far_from_the_mean(scenario, scale):
   assert found.labels.tolist() == scenario.targets[:1].tolist()
 
 
+@pytest.mark.long
 def test_closed_forms_read_batches_exactly(scenario, peeled):
   spear = audit(scenario, [gl.attacks.spear()], batch_size=4)
   for rows in (spear.rows, [row for row in peeled[0].rows if row['defense'] == 'none']):

@@ -151,6 +151,7 @@ def searched(ids, labels):
   return span_assembly._Search(block, *signals, rows, places), truth
 
 
+@pytest.mark.long
 def test_the_right_sequences_leave_the_least_and_each_token_is_needed():
   search, truth = searched(*batch(2, 10, seed=14))
   least = search.cost(truth)

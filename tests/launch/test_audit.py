@@ -292,6 +292,7 @@ def test_usual_attacks_that_a_network_does_not_offer_are_left_out_with_the_reaso
   assert refused.status == 2 and 'peeling needs a hidden layer' in refused.err
 
 
+@pytest.mark.long
 def test_where_no_usual_attack_can_be_run_the_reason_is_the_error(tmp_path):
   done = programs.start('audit', *ROWS, '--error_rate=0.01', f'--workdir={tmp_path}')
   assert done.status == 2 and 'note:' not in done.err and 'error: error_rate is a term of the question' in done.err

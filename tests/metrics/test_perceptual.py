@@ -191,6 +191,7 @@ def test_lpips_equals_its_package(name, files):
   np.testing.assert_allclose(metrics.lpips(*images, weights), expected.numpy().reshape(-1), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_lpips_of_equal_images_is_zero_and_grows_with_noise(weights):
   lpips = jax.jit(metrics.lpips)
   _, truth = pair(32, n=1)

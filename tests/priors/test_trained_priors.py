@@ -139,6 +139,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bits(learned, images, tm
       training.train(jax.random.key(key), made, public, 60, workdir=tmp_path / 'prior', config={'a': 1})
 
 
+@pytest.mark.long
 def test_private_images_that_it_has_seen_are_refused(learned, images):
   prior = trained.load(learned[2])
   others = gl.data.load('digits', 'test', limit=4).samples
