@@ -9,7 +9,7 @@ import jax
 
 import gradleak as gl
 from gradleak import registry
-from gradleak.audit import plan
+from gradleak.audit.plan import refused
 from gradleak.core import errors
 from gradleak.federated.earlier import RATE, earlier
 from launch import _flags, _program
@@ -156,19 +156,14 @@ def attacks(given: Flags, audits: Iterable[tuple[jax.Array, gl.Scenario]]) -> li
   methods = registry.attacks(given.attacks)
   if given.present('attacks') or len(methods) == 1:
     return methods
-  kept, refused = [], []
-  for method in methods:
-    try:
-      for key, scenario in audits:
-        plan(key, scenario, [None], [method], given.trials, settings(given))
-      kept.append(method)
-    except errors.UsageError as error:
-      refused.append((method, error))
-  if not kept:
-    raise refused[0][1]
-  for method, error in refused:
-    _program.say(f'note: {method} is left out: {error}')
-  return kept
+  reasons: dict[str, errors.UsageError] = {}
+  for key, scenario in audits:
+    reasons = refused(key, scenario, methods, given.trials, settings(given)) | reasons
+  if len(reasons) == len(methods):
+    raise reasons[str(methods[0])]
+  for name, error in reasons.items():
+    _program.say(f'note: {name} is left out: {error}')
+  return [method for method in methods if str(method) not in reasons]
 
 
 def settings(given: Flags) -> gl.AuditSettings:

@@ -22,7 +22,7 @@ from gradleak.attacks.base import AttackMethod
 from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 from gradleak.defenses.clipping import clip
-from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, is_idle, norm_bound
+from gradleak.defenses.defense import PLACES, Bound, Context, Defense, Noise, Stage, norm_bound
 from gradleak.federated.client import Upload
 from gradleak.federated.response import noise_gains
 from gradleak.federated.server import layer_average
@@ -144,9 +144,8 @@ class Known:
 
   @property
   def stages(self) -> list[Stage]:
-    """The stages that do something, in the order in which they act: those on the steps before those on the upload."""
-    acting = [stage for stage in self.defense.stages if not is_idle(stage)]
-    return sorted(acting, key=lambda stage: PLACES.index(stage.traits.place))
+    """The stages of the defense in the order in which they act: those on the steps before those on the upload."""
+    return sorted(self.defense.stages, key=lambda stage: PLACES.index(stage.traits.place))
 
   @property
   def sums(self) -> bool:
@@ -156,7 +155,7 @@ class Known:
   @property
   def sparsifies(self) -> bool:
     """Whether dropped entries can be recognised by their zeros, and the attack can leave them out."""
-    return 'weights' in self.reads and any(stage.traits.sparsifies for stage in self.stages)
+    return 'weights' in self.reads and any(stage.traits.sparsifies for stage in self.defense.stages)
 
   @property
   def clip(self) -> float:
@@ -177,7 +176,7 @@ class Known:
   def norm_bound(self) -> float:
     """A bound on the norm of the update before noise; infinity where there is none."""
     size = sum(leaf.size for leaf in jax.tree.leaves(self.context.variables['params']))
-    stages = [stage for stage in self.stages if not self.trains(stage)]
+    stages = [stage for stage in self.defense.stages if not self.trains(stage)]
     return min((norm_bound(stage, size, self.terms) for stage in stages), default=math.inf)
 
   @property
@@ -204,9 +203,13 @@ class Known:
 
   def _scattered(self, place: int) -> bool:
     """Returns whether each client sends the noise of a stage, by its place among `stages`, in entries of its own."""
-    behind = any(stage.traits.sparsifies == 'zeros' for stage in self.stages[place + 1 :])
-    masks = (stage.traits for stage in self.stages if stage.traits.sparsifies == 'mask')
-    return behind or any(traits.selects or traits.random for traits in masks)
+    for i, stage in enumerate(self.stages):
+      traits = stage.traits
+      behind = traits.sparsifies == 'zeros' and i > place
+      own = traits.sparsifies == 'mask' and (traits.selects or traits.random)
+      if behind or own:
+        return True
+    return False
 
   def noise_of(self, stage: Stage, masks: Tree | None = None, place: int | None = None) -> float | Tree:
     """Returns the variance of the noise that a stage puts on an entry of what is compared.
@@ -221,7 +224,7 @@ class Known:
       place: of the stage among `stages`, of which several may be equal; the first of them by default.
     """
     noise, client = stage.traits.noise, self.context.client
-    if noise is None or is_idle(stage):
+    if noise is None:
       return 0.0
     if self.trains(stage):
       variance = self._of_steps(stage, noise)
@@ -859,7 +862,7 @@ def _imitated(known: Known) -> Sequence[AdaptiveAttack | None]:
 
 def _undeclared(stage: Stage) -> bool:
   """Returns whether a stage that acts on updates is a function of them of which nothing is stated."""
-  return not (stage.traits.random or _stated(stage) or is_idle(stage))
+  return not (stage.traits.random or _stated(stage))
 
 
 @functools.cache  # one function, so that equal defenses compile once
@@ -881,7 +884,7 @@ def _straight_through(factory: Callable) -> Callable:
 
 def _learned(known: Known) -> list[AdaptiveAttack]:
   """Returns the adaptive attack of attacks that learn: from uploads that went through the same defense; if any."""
-  if all(is_idle(stage) for stage in known.defense.at('data', 'step', 'upload')):
+  if not known.defense.stages:
     return []
   words = 'It learns from uploads of its auxiliary data that went through the same defense, drawn anew for each.'
   return [AdaptiveAttack(_LEARNED, words, NON_ADAPTIVE.views, simulates=known.defense)]
@@ -889,7 +892,7 @@ def _learned(known: Known) -> list[AdaptiveAttack]:
 
 def _combined(known: Known) -> AdaptiveAttack | None:
   """Returns the adaptive attack of closed forms that combine neurons under noise and pruning (Fidel, section II-B)."""
-  if not known.adds_noise and not any(stage.traits.sparsifies for stage in known.stages):
+  if not known.adds_noise and not any(stage.traits.sparsifies for stage in known.defense.stages):
     return None
   words = 'It combines all neurons that hold the same image, over the entries that were sent.'
   return known.changed('combined', words, combine=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -109,6 +109,19 @@ def plan(
         granted.check_public(groups[-1], variant.method)
   granted.check_names(groups)
   return Plan(config['attacks'], config['defenses'], groups, config)
+
+
+def refused(
+  key: jax.Array, scenario: Scenario, attacks: Iterable[AttackMethod], num_trials: int, given: AuditSettings
+) -> dict[str, errors.UsageError]:
+  """Returns {attack: why it cannot be run without a defense}, of those that cannot; arguments as those of `plan`."""
+  found = {}
+  for attack in attacks:
+    try:
+      plan(key, scenario, [None], [attack], num_trials, given)
+    except errors.UsageError as error:
+      found[str(attack)] = error
+  return found
 
 
 def _check_question(given: AuditSettings, only: Any, classes: np.ndarray) -> None:

@@ -612,8 +612,9 @@ class Bound:
 
   @property
   def sent(self) -> 'Bound':
-    """What acts before an upload is sent, and so all of it that a curious server meets: not the place 'round'."""
-    kept = [i for i, stage in enumerate(self.defense.stages) if stage.traits.place != 'round']
+    """What acts before an upload is sent, and so all that a curious server meets: no idle stage, none of 'round'."""
+    stages = enumerate(self.defense.stages)
+    kept = [i for i, stage in stages if stage.traits.place != 'round' and not is_idle(stage)]
     defense = Defense(tuple(self.defense.stages[i] for i in kept))
     return dataclasses.replace(self, defense=defense, arguments=tuple(self.arguments[i] for i in kept))
 

@@ -54,6 +54,11 @@ class _Network(NamedTuple):
   normalisation: Normalisation | None
   dtype: str
 
+  @property
+  def vocabulary(self) -> int | None:
+    """How many token ids it looks up; None for floats, or ids that it looks up in no table."""
+    return self.evaluation.vocabulary() if self.dtype == 'int32' else None
+
 
 def from_torch(
   module: Any,
@@ -488,7 +493,7 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
     axes=len(network.shape),
     layout=network.layout,
     dtype=network.dtype,
-    vocabulary=network.evaluation.vocabulary(),
+    vocabulary=network.vocabulary,
   )
 
 
@@ -503,7 +508,7 @@ def _values(
   """Returns the value of each place of a program, and the program that is run."""
   key = None if key is None else errors.check_key('key', key)
   program = network.train if train or (key is not None and network.train.draws) else network.evaluation
-  shape, vocabulary = network.shape, network.evaluation.vocabulary()
+  shape, vocabulary = network.shape, network.vocabulary
   relaxed = network.dtype == 'int32' and not jnp.issubdtype(samples.dtype, jnp.integer)
   if relaxed and vocabulary is None:
     raise errors.UsageError(

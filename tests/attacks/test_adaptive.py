@@ -110,7 +110,7 @@ def test_every_defense_has_the_adaptive_attacks_that_are_known(text, names, cont
 @pytest.mark.parametrize('text', ['clip(norm=1)+gaussian(stddev=0.1)', 'dgc(ratio=0.1)', 'outpost'])
 def test_stages_that_do_nothing_change_no_attacker(text, context):
   names = list(adaptive_attacks(text, context, rounds=4))
-  for idle in ('prune(rate=0)', 'gaussian(stddev=0)'):
+  for idle in ('prune(rate=0)', 'gaussian(stddev=0)', 'graddefense(stddev=0,estimate=probes)'):
     assert list(adaptive_attacks(f'{idle}+{text}', context, rounds=4)) == names
 
 

@@ -451,6 +451,11 @@ def test_a_network_that_computes_with_token_ids_takes_no_probabilities_of_them()
     model.apply(variables, jnp.full((1, 7, 30), 1 / 30), False, None)
 
 
+def test_floats_whose_whole_part_is_looked_up_are_no_tokens():
+  model, _ = gl.models.from_torch(seeded(networks.Rounded), torch.ones(2, 7), check=False)
+  assert (model.takes_ids, model.vocabulary) == (False, None)
+
+
 def test_buffers_may_hold_infinities_and_no_nan():
   notes = gl.data.load('notes', 'test', limit=2)
   size, length = notes.known['vocabulary'], notes.samples.shape[1]

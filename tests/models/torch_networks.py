@@ -189,6 +189,18 @@ class Numbered(nn.Module):
     return self.head((self.words(tokens) * tokens[..., None] / 30).mean(1))
 
 
+class Rounded(nn.Module):
+  """A network of floats that looks up their whole part."""
+
+  def __init__(self, rows=30, width=8, classes=5):
+    super().__init__()
+    self.rows = nn.Embedding(rows, width)
+    self.head = nn.Linear(width, classes)
+
+  def forward(self, x):
+    return self.head(self.rows(x.long()).mean(1))
+
+
 class Numbers(nn.Module):
   """A network of integers that are no tokens."""
 

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradleak.audit import AuditResult, audit, joined, plan
+from gradleak.audit import AuditResult, audit, joined
 from gradleak.audit.labelled import named_defenses
+from gradleak.audit.plan import refused
 from gradleak.audit.result import frame
 from gradleak.audit.run import GROWS
 from gradleak.audit.settings import AuditSettings
@@ -346,10 +347,8 @@ class _Run:
       if attack.learns and self.scenario.public is None:
         found[str(attack)] = 'it learns from public samples, and there are none'
         continue
-      try:
-        plan(self.key, self.scenario, [None], [attack], self.num_trials, settings)
-      except errors.UsageError as error:
-        found[str(attack)] = str(error)
+      for name, error in refused(self.key, self.scenario, [attack], self.num_trials, settings).items():
+        found[name] = str(error)
     return found
 
   def result(self, seconds: float) -> AutoLeak:
