@@ -80,7 +80,8 @@ def from_torch(
   ids [N, T] up in tables takes probabilities [N, T, V] in their place, which searches move. V is `Model.vocabulary`.
 
   Args:
-    module: a `torch.nn.Module`, called as `module(samples)`, that returns one tensor. Its parameters are float32.
+    module: a `torch.nn.Module`, called as `module(samples)`, that returns one tensor, or a mapping whose entry
+      'logits' is one, as modules of Hugging Face do. Its parameters are float32.
     example: samples that it takes, for their shape and type: a tensor as PyTorch has them, images [N, C, H, W]; or an
       array as they are here, images [N, H, W, C]. They are not normalised where `mean` and `std` are given.
     name: how results call it; the class name by default.
@@ -112,6 +113,7 @@ def from_torch(
   name = errors.check_text('name', type(module).__name__.lower() if name is None else name)
   samples = torch.from_numpy(np.array(_normalised(given, normalisation)))
   torch_modules.check_runs(torch, module, to_torch(samples), name)
+  torch_modules.return_logits(torch, module, name)
   unchanged = copy.deepcopy(module) if check else None  # an export may leave its own tensors in a module
   apart = [part for part, one in module.named_modules() if not one.training] if module.training else []
   modes = [_exported(torch, module, to_torch(samples), train, name) for train in (True, False)]
@@ -343,7 +345,7 @@ def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
         constants[place] = exported.constants[spec.target].detach().numpy()
     elif node.op == 'call_function':
       steps.append(_step(torch, node, places))
-  output, changed = None, {}
+  output, changed = -1, {}
   returned = next(node for node in graph.nodes if node.op == 'output').args[0]
   for node, spec in zip(returned, signature.output_specs, strict=True):
     if spec.kind == kind.OutputKind.BUFFER_MUTATION:
@@ -358,16 +360,8 @@ def _program(torch: Any, exported: Any, module: Any, name: str) -> Program:
         f'the module {name!r} changes its parameter {spec.target} when it is called: do that after a step of training'
       )
     elif spec.kind == kind.OutputKind.USER_OUTPUT:
-      if output is not None or node is None or 'val' not in getattr(node, 'meta', {}):
-        raise errors.UsageError(
-          f'the module {name!r} returns {len(signature.user_outputs)} values, expected one tensor of logits: wrap it '
-          'in a module that returns these alone'
-        )
       output = places[node]
-  assert output is not None
-  return Program(
-    pruned(steps, [output, *changed.values()]), inputs, constants, image, shapes, output, changed
-  )  # fmt: skip
+  return Program(pruned(steps, [output, *changed.values()]), inputs, constants, image, shapes, output, changed)
 
 
 def _first_names(module: Any) -> dict[str, str]:

@@ -153,8 +153,8 @@ def _check_one_sample(
 
 
 def _logits(torch: Any, module: Any, inputs: Any, name: str) -> Any:
-  """Returns the one tensor of what a module returns, maybe in a tuple or dictionary; it has a row per sample."""
-  found = next(one for one in torch.utils._pytree.tree_leaves(module(inputs)) if isinstance(one, torch.Tensor))
+  """Returns the logits of a module that returns these alone; there is a row per sample."""
+  found = module(inputs)
   if found.shape[:1] != inputs.shape[:1]:
     raise errors.UsageError(
       f'the module {name!r} returns {tuple(found.shape)} for {len(inputs)} samples, expected logits of each sample'

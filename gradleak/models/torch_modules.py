@@ -4,7 +4,7 @@ import copy
 import itertools
 import random
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,26 @@ def check_runs(torch: Any, module: Any, samples: Any, name: str) -> None:
         f"the module {name!r} draws from Python's or NumPy's random numbers when it is called, which an export takes "
         'for constants: draw by torch.nn.functional.dropout or torch.bernoulli'
       )
+
+
+def return_logits(torch: Any, module: Any, name: str) -> None:
+  """Makes a module return its logits alone: the one value that it returns, or the entry 'logits' of a mapping.
+
+  It raises `UsageError` where they are no tensor.
+  """
+
+  def logits(module: Any, given: Any, returned: Any) -> Any:
+    values = torch.utils._pytree.tree_leaves(returned)
+    only = values[0] if len(values) == 1 else None
+    found = returned.get('logits', only) if isinstance(returned, Mapping) else only
+    if not isinstance(found, torch.Tensor):
+      raise errors.UsageError(
+        f'the module {name!r} returns {len(values)} values, expected one tensor of logits, or a mapping with the entry '
+        "'logits': wrap it in a module that returns these alone"
+      )
+    return found
+
+  module.register_forward_hook(logits)
 
 
 def _check_memory(module: Any) -> None:

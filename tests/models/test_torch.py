@@ -693,6 +693,8 @@ def test_convolutions_are_in_our_fast_form_without_transposed_maps():
     (lambda x: x.half().float(), ['numbers of type float16 in aten._to_copy', 'block.1']),
     (lambda x: x if x.sum() > 0 else -x, ['does not export', 'branches on values']),
     (lambda x: (x, x), ['returns 2 values, expected one tensor']),
+    (lambda x: {'scores': x, 'hidden': x}, ["returns 2 values, expected one tensor of logits, or a mapping with"]),
+    (lambda x: {'logits': (x, x), 'hidden': x}, ['returns 3 values, expected one tensor']),
   ],
 )
 def test_what_is_not_understood_is_one_error_that_names_it(function, parts):
@@ -711,6 +713,27 @@ def test_what_is_not_understood_is_one_error_that_names_it(function, parts):
   with pytest.raises(gl.UsageError) as error:
     gl.models.from_torch(Net(), images(2, 3, 4, 4))
   assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+class Returned(dict):
+  """What modules of Hugging Face return: a mapping that is no tree of tensors for PyTorch."""
+
+
+@pytest.mark.parametrize('kind', [dict, Returned])
+def test_the_logits_of_a_mapping_are_what_is_attacked(kind):
+  class Whole(nn.Module):
+    def __init__(self):
+      super().__init__()
+      self.body, self.head = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+      hidden = torch.relu(self.body(x))
+      return kind(hidden=hidden, logits=self.head(hidden), cache=object())
+
+  net, x = Whole(), torch.rand(2, 6)
+  model, variables = gl.models.from_torch(net, x)
+  np.testing.assert_allclose(model.apply(variables, x.numpy())[0], net(x)['logits'].detach(), rtol=1e-5, atol=1e-6)
+  assert isinstance(net(x), kind)  # the module itself is not changed
 
 
 class Net(nn.Module):
