@@ -12,12 +12,13 @@ from gradleak import report
 from gradleak.attacks.matching.distances import cosine
 from gradleak.core import trees
 from gradleak.data import tables
-from gradleak.modalities import of_config
+from gradleak.modalities import TEXT, of_config
 from gradleak.models import token_weights
 from gradleak.report import marked, words
 from gradleak.report.captured import finding
 from gradleak.studies import captured
 from gradleak.studies.captured.defaults import Known, chosen
+from gradleak.studies.captured.hints import _longer
 from tests import programs, texts
 from tests.circle import CIRCLE
 
@@ -362,6 +363,19 @@ def test_texts_that_are_longer_than_said_are_told(notes):
   assert len(told) == 1 and 'sample_shape=(10,) has room for all' in told[0]
   found = notes.attack(notes.of(1), attacks=[gl.attacks.span()], controls=1)
   assert not any('position' in one for one in found.warnings)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('kind', ['gpt', 'bert'])
+@pytest.mark.parametrize('length', [6, 9, 10])
+def test_the_last_position_that_an_update_moves_is_told(kind, length):
+  model = gl.models.create(f'{kind}(vocabulary=258,width=8,layers=1,heads=1,length=10)', 3, init='default')
+  variables, client = model.init(jax.random.key(0), (6,)), gl.Client(model, 3, modality=TEXT)
+  ids, labels = np.random.default_rng(0).integers(0, 256, (2, length)), np.asarray([0, 1])
+  update = client.local_update(None, variables, ids.astype(np.int32), labels).update
+  told = [*_longer(update, variables, client, (6,))]
+  assert [re.findall(r'position (\d+)', one) for one in told] == ([] if length == 6 else [[str(length)]])
+  assert not [*_longer(update, variables, client, (length,))]
 
 
 @pytest.mark.long

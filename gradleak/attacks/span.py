@@ -197,8 +197,9 @@ def _checked(client: Client, observation: Observation) -> FirstBlock:
   about = client.model.first_block
   if about is None or not about.projections:
     raise errors.UsageError(
-      f'the attack span reads the first block of a transformer of tokens, and the model is {client.model.name!r}: take '
-      'gpt or bert'
+      'the attack span reads the first block of a transformer of tokens, and none is known of the model '
+      f'{client.model.name!r}: take gpt, bert, or a network of PyTorch that adds e and p, and attends by '
+      'scaled_dot_product_attention'
     )
   if not about.second and observation.batch_shape[0] > 1:
     raise errors.UsageError(

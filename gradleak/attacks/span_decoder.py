@@ -35,7 +35,7 @@ class Block(NamedTuple):
     variables: its variables.
     table: embeddings of tokens [V, d].
     positions: embeddings of positions [T, d].
-    scale, shift, epsilon: of the LayerNorm.
+    scale, shift, epsilon: of the LayerNorm; epsilon is None where there is none.
   """
 
   about: FirstBlock
@@ -44,7 +44,7 @@ class Block(NamedTuple):
   positions: np.ndarray
   scale: np.ndarray
   shift: np.ndarray
-  epsilon: float
+  epsilon: float | None
 
   def plain(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Returns e + p of tokens at positions, both integers [K]: [K, d]."""
@@ -52,16 +52,21 @@ class Block(NamedTuple):
 
   def normalised(self, plain: np.ndarray) -> np.ndarray:
     """Returns the LayerNorm of vectors [..., d] in float64."""
-    x = plain.astype(np.float64)
-    x = x - x.mean(axis=-1, keepdims=True)
+    x = self.centred(plain.astype(np.float64))
+    if self.epsilon is None:
+      return x
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * self.scale + self.shift
+
+  def centred(self, x: np.ndarray) -> np.ndarray:
+    """Returns vectors [..., d] less their means, as the LayerNorm has them; as they are where there is none."""
+    return x if self.epsilon is None else x - x.mean(axis=-1, keepdims=True)
 
 
 def block_of(about: FirstBlock, variables: Any, length: int) -> Block:
   """Returns the first block of a model with these variables, for sequences of so many tokens."""
   table, positions, scale, shift, epsilon = about.parts(variables)
   table, positions, scale, shift = (np.asarray(x) for x in (table, positions[:length], scale, shift))
-  return Block(about, variables, table, positions, scale, shift, float(epsilon))
+  return Block(about, variables, table, positions, scale, shift, None if epsilon is None else float(epsilon))
 
 
 def screened(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[np.ndarray]:
@@ -108,14 +113,16 @@ def residuals(block: Block, span: Span, allowed: np.ndarray) -> np.ndarray:
   """
   length, features = block.positions.shape
   basis, weights = span.directions.astype(np.float32), span.weights.astype(np.float32)
-  p = (block.positions - block.positions.mean(axis=1, keepdims=True)).astype(np.float32)
+  p = block.centred(block.positions).astype(np.float32)
   moved = (p * block.scale.astype(np.float32)) @ basis
   shift = block.shift.astype(np.float32) @ basis
   found = np.empty((length, len(allowed)), np.float32)
   for first in range(0, len(allowed), CHUNK):
     e = block.table[allowed[first : first + CHUNK]].astype(np.float32)
-    e = e - e.mean(axis=1, keepdims=True)
-    variance = _squares(e, p, np.ones(features, np.float32)) / features + np.float32(block.epsilon)
+    e = block.centred(e)
+    variance = np.ones((length, len(e)), np.float32)
+    if block.epsilon is not None:
+      variance = _squares(e, p, np.ones(features, np.float32)) / features + np.float32(block.epsilon)
     coordinates = (e * block.scale.astype(np.float32)) @ basis
     value, norm = (
       _squares(coordinates, moved, one) / variance

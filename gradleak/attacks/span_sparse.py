@@ -101,10 +101,10 @@ def recovered(block: Block, span: Span, allowed: np.ndarray, most: int) -> list[
 
 def _pursued(block: Block, signal: Signal, allowed: np.ndarray, most: int) -> np.ndarray:
   """Returns the tokens whose embeddings explain the signal beyond the positions; none where they leave some of it."""
-  known = np.concatenate([_centred(block.positions) * block.scale, block.shift[np.newaxis]]).astype(np.float64)
+  known = np.concatenate([block.centred(block.positions) * block.scale, block.shift[np.newaxis]]).astype(np.float64)
   left, values, _ = np.linalg.svd(known.T, full_matrices=False)
   basis = left[:, values > 1e-8 * values[0]]
-  table = (_centred(block.table[allowed]) * block.scale).astype(np.float32)
+  table = (block.centred(block.table[allowed]) * block.scale).astype(np.float32)
   squares = np.sum(table * table, axis=1)
   free = squares - np.sum(np.square(table @ basis.astype(np.float32)), axis=1)
   taken: list[int] = []
@@ -125,14 +125,10 @@ def _pursued(block: Block, signal: Signal, allowed: np.ndarray, most: int) -> np
   return allowed[taken if enough else []]
 
 
-def _centred(x: np.ndarray) -> np.ndarray:
-  return x - x.mean(axis=1, keepdims=True)
-
-
 def _placed(block: Block, signal: Signal, tokens: np.ndarray) -> np.ndarray:
   """Returns which token stands at which position, bool [K, T]."""
   length = len(block.positions)
-  atoms = np.concatenate([_centred(block.table[tokens]), _centred(block.positions)]) * block.scale
+  atoms = np.concatenate([block.centred(block.table[tokens]), block.centred(block.positions)]) * block.scale
   atoms = np.concatenate([atoms, block.shift[np.newaxis]]).astype(np.float64)
   found, _, _, values = np.linalg.lstsq(atoms.T, signal.basis / signal.noise, rcond=1e-10)
   rows, columns = found[: len(tokens)], found[len(tokens) : len(tokens) + length]

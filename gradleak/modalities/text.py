@@ -82,7 +82,13 @@ def table(variables: Any, model: Model) -> jax.Array:
     raise errors.UsageError(
       f'the model {model.name!r} does not say where its embeddings of tokens are: take gpt or bert'
     )
-  return model.first_block.parts(variables)[0]
+  found = model.first_block.parts(variables)[0]
+  if found.shape[0] == found.shape[1]:
+    raise errors.UsageError(
+      f'the model {model.name!r} embeds {len(found)} tokens in as many numbers: probabilities could not be told from '
+      'embeddings'
+    )
+  return found
 
 
 def _check(made: Tokeniser, samples: Any) -> None:

@@ -1,7 +1,8 @@
 """A program of PyTorch's operations (ATen) as data: it holds no object of PyTorch, and is run in JAX."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +22,14 @@ _ENTRYWISE = frozenset(
 )
 _OF_ARGUMENTS = (TypeError, ValueError, IndexError, AttributeError)  # what JAX and Python raise for shapes and types
 _VIEWS = ('view', '_unsafe_view', 'reshape', 'view_copy')
-_WITHOUT_GRADIENT = frozenset(
+_OF_SHAPES = frozenset(
   """
-  detach sym_size zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty
-  argmax argmin gt ge lt le eq ne logical_not logical_and logical_or logical_xor isnan isinf isfinite
+  sym_size zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty
+  """.split()  # noqa: SIM905
+)
+_WITHOUT_GRADIENT = _OF_SHAPES.union(
+  """
+  detach argmax argmin gt ge lt le eq ne logical_not logical_and logical_or logical_xor isnan isinf isfinite
   """.split()  # noqa: SIM905
 )
 
@@ -138,7 +143,12 @@ class Program(NamedTuple):
       return None
 
   def run(
-    self, run: Run, variables: Mapping[str, jax.Array], image: Any, watch: Callable[[Step, Any], None] | None = None
+    self,
+    run: Run,
+    variables: Mapping[str, jax.Array],
+    image: Any,
+    watch: Callable[[Step, Any], None] | None = None,
+    given: Mapping[int, Any] = MappingProxyType({}),
   ) -> dict[int, Any]:
     """Returns the value of each place.
 
@@ -147,14 +157,17 @@ class Program(NamedTuple):
       variables: arrays by name, in our layout.
       image: its input, an array, a `Last` or `Tokens`.
       watch: called with each step and its value.
+      given: values of places, which no step makes then.
 
     Raises:
       UsageError: where an operation is asked for what it does not do.
     """
     values: dict[int, Any] = {place: variables[name] for place, name in self.inputs.items()}
     values |= {place: run.constant(constant) for place, constant in self.constants.items()}
-    values[self.image] = image
+    values |= {self.image: image, **given}
     for number, step in enumerate(self.steps):
+      if step.place in given:
+        continue
       run.where, run.number, run.mark = step.where or 'the network itself', number, step.mark
       function = step.function
       assert function is not None
@@ -293,15 +306,34 @@ class Program(NamedTuple):
     """Returns the last dense layer with a weight of its own."""
     return next((step for step in reversed(self.steps) if step.base == 'linear' and self._weight(step)), None)
 
+  def ids(self) -> set[int]:
+    """Returns the places of the input and of what is it in another order of axes."""
+    found = {self.image}
+    for step in self.steps:
+      if step.base in aten.MOVES and step.uses[:1] and step.uses[0] in found:
+        found.add(step.place)
+    return found
+
+  def looked_up(self) -> list[Step]:
+    """Returns the steps that look the input up in a table."""
+    ids = self.ids()
+    return [step for step in self.steps if step.base == 'embedding' and step.arguments[1].place in ids]
+
   def vocabulary(self) -> int | None:
     """Returns how many rows a table has in which the input is looked up; None for no table, the least of several."""
-    ids, rows = {self.image}, []
+    return min((self.shapes[step.arguments[0].place][0] for step in self.looked_up()), default=None)
+
+  def behind(self, source: int, cuts: Collection[int] = ()) -> set[int]:
+    """Returns the places of which the value depends on that of one, not by its shape alone; none through `cuts`."""
+    found = {source}
     for step in self.steps:
-      if step.base in aten.MOVES and step.uses[:1] and step.uses[0] in ids:
-        ids.add(step.place)
-      if step.base == 'embedding' and step.arguments[1].place in ids:
-        rows.append(self.shapes[step.arguments[0].place][0])
-    return min(rows, default=None)
+      if step.base not in _OF_SHAPES and step.place not in cuts and not found.isdisjoint(step.uses):
+        found.add(step.place)
+    return found
+
+  def between(self, cuts: Collection[int], wanted: int) -> 'Program':
+    """Returns the program of the steps that one place depends on, where the values of places `cuts` are given."""
+    return self._replace(steps=pruned([step for step in self.steps if step.place not in cuts], [wanted]))
 
   def order(self) -> list[str]:
     """Returns the names of the variables in the order in which they are used."""

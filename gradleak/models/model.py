@@ -100,7 +100,7 @@ class Normalisation(NamedTuple):
 class FirstBlock(NamedTuple):
   """The first block of a transformer of tokens, as functions of its variables.
 
-  The input of its queries, keys and values is a LayerNorm of e + p, an embedding of the token and one of its position.
+  Its queries, keys and values take e + p, embeddings of the token and of its position, or the LayerNorm of that.
 
   Attributes:
     causal: whether a position attends to those up to itself alone.
@@ -111,11 +111,11 @@ class FirstBlock(NamedTuple):
     second: paths of kernels [d, …] that take the same input after attention: that of the block's first dense layer.
     next_projections: paths of the kernels of queries, keys and values of the next block; () where there is none.
     parts: variables -> (table [V, d], embeddings of positions [length, d], scale [d], shift [d] and epsilon of the
-      LayerNorm).
+      LayerNorm); epsilon is None where there is none.
     tokens: (variables, inputs [N, T, d]) -> queries, keys and values, each [N, T, d].
     mixed: (variables, what attention is added to, attended values, both [N, T, d]) -> the input of `second`.
     following: likewise -> the input of `next_projections`.
-    normalised_sum: whether attention is added to the LayerNorm of e + p, and not to e + p.
+    normalised_sum: whether attention is added to the input of queries, and not to e + p.
     adapters: whether the paths of `projections` are those of LoRA's adapters, {'a': [d, r], 'b': [r, …]}.
   """
 

@@ -1,12 +1,12 @@
 """How the variables of a network that comes from PyTorch stand in PyTorch's `state_dict`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak.core import errors
+from gradleak.core import errors, trees
 from gradleak.core.trees import Tree
 
 
@@ -105,6 +105,14 @@ class Layout(NamedTuple):
       if leaf is not None:
         found[entry.name] = entry.theirs(np.asarray(leaf))
     return {name: found[entry.name] for name, entry in self.named().items() if entry.name in found}
+
+  def arrays(self, variables: Tree, cast: Callable[[str], Any] = np.dtype) -> dict[str, Any]:
+    """Returns variables by the names of the `state_dict`, in our layout; all but floats in the types of `cast`."""
+    found = {}
+    for entry in self.entries:
+      leaf = trees.get(variables, entry.path)
+      found[entry.name] = leaf if entry.dtype.startswith('float') else leaf.astype(cast(entry.dtype))
+    return found
 
   def variables(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tree]:
     """Returns the variables of arrays in PyTorch's layout, one for each entry, in the types that the model holds."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.trees import Layer, Tree, get, path_names
-from gradleak.models import aten, masked, torch_check, torch_modules
+from gradleak.models import aten, masked, torch_block, torch_check, torch_modules
 from gradleak.models.aten_program import Program, Ref, Step, pruned, unsupported
 from gradleak.models.model import ImageShape, Model, Normalisation, check_sample_shape
 from gradleak.models.state_dict import Entry, Layout
@@ -53,6 +53,7 @@ class _Network(NamedTuple):
   shape: ImageShape
   normalisation: Normalisation | None
   dtype: str
+  block: torch_block.Block | None = None
 
   @property
   def vocabulary(self) -> int | None:
@@ -126,6 +127,8 @@ def from_torch(
   network = _Network(name, train, evaluation, layout, shape, normalisation, str(given.dtype))
   values = {one: tensor.detach().numpy() for one, tensor in module.state_dict().items()}
   variables = jax.tree.map(jnp.array, layout.variables(values))
+  if network.vocabulary is not None and len(train.looked_up()) == 1:
+    network = network._replace(block=torch_block.find(evaluation, layout, variables))
   model = _model(network, variables)
   if check:
 
@@ -487,7 +490,9 @@ def _model(network: _Network, initial: dict[str, Tree]) -> Model:
     axes=len(network.shape),
     layout=network.layout,
     dtype=network.dtype,
+    first_block=None if network.block is None else network.block.first,
     vocabulary=network.vocabulary,
+    padding=None if network.block is None else network.block.first.padding,
   )
 
 
@@ -509,20 +514,29 @@ def _values(
       f'the model {network.name!r} takes ids of tokens and looks them up in no table, so that no search can move their '
       'probabilities: embed them by torch.nn.Embedding'
     )
-  if tuple(samples.shape[1:]) != (shape if not relaxed else (*shape, vocabulary)):
-    expected = f'ids {shape}, or probabilities ({", ".join(map(str, shape))}, {vocabulary})' if vocabulary else shape
-    raise errors.UsageError(f'the model {network.name!r} takes samples of shape {expected}, got {samples.shape[1:]}')
   floats = [leaf.dtype for leaf in jax.tree.leaves(variables['params'])]
   dtype = samples.dtype if jnp.issubdtype(samples.dtype, jnp.floating) else floats[0] if floats else jnp.float32
   run = aten.Run(dtype, train or program is network.evaluation, key, masked.counted)
-  values = {}
-  for entry in network.layout.entries:
-    leaf = get(variables, entry.path)
-    values[entry.name] = leaf if entry.dtype.startswith('float') else leaf.astype(run.cast(entry.dtype))
-  if relaxed:
+  values = network.layout.arrays(variables, run.cast)
+  block = network.block
+  table = None if block is None else values[block.table] * block.scale
+  moved = {'probabilities': (*shape, vocabulary)} if vocabulary else {}
+  moved |= {'embeddings': (*shape, table.shape[1])} if table is not None else {}
+  if tuple(samples.shape[1:]) not in (moved.values() if relaxed else [shape]):
+    expected = ', or '.join(
+      [f'ids {shape}', *(f'{name} {one}' for name, one in moved.items())] if moved else [f'{shape}']
+    )
+    raise errors.UsageError(f'the model {network.name!r} takes samples of shape {expected}, got {samples.shape[1:]}')
+  if not relaxed:
+    samples = _normalised(samples, network.normalisation)
+    return program.run(run, values, aten.Last(samples) if samples.ndim == 4 else samples, watch), program
+  if samples.shape[-1] == vocabulary:
     return program.run(run, values, aten.Tokens.of(samples), watch), program
-  samples = _normalised(samples, network.normalisation)
-  return program.run(run, values, aten.Last(samples) if samples.ndim == 4 else samples, watch), program
+  assert block is not None and table is not None
+  norms = jnp.maximum(jnp.linalg.norm(table, axis=1), jnp.asarray(1e-12, table.dtype))
+  ids = jnp.argmax(samples @ table.T / norms[None, None], -1).astype(jnp.int32)  # masks and comparisons see these
+  (step,) = program.looked_up()
+  return program.run(run, values, ids, watch, {step.place: samples / block.scale}), program
 
 
 def _layers(network: _Network) -> tuple[Layer, ...]:

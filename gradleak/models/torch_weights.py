@@ -99,7 +99,7 @@ def load(path: str | pathlib.Path, model: Model, sample_shape: Sequence[int], *,
   check_model(model)
   sample_shape = check_sample_shape(sample_shape, model.axes)
   shapes = jax.eval_shape(lambda key: model.init(key, sample_shape), jax.random.key(0))
-  if model.first_block is not None and 'base' not in shapes:
+  if model.first_block is not None and model.layout is None and 'base' not in shapes:
     return _load_tokens(path, model, sample_shape, shapes, head)
   if not has_published_names(shapes['params']):
     raise errors.UsageError(

@@ -693,7 +693,7 @@ def test_convolutions_are_in_our_fast_form_without_transposed_maps():
     (lambda x: x.half().float(), ['numbers of type float16 in aten._to_copy', 'block.1']),
     (lambda x: x if x.sum() > 0 else -x, ['does not export', 'branches on values']),
     (lambda x: (x, x), ['returns 2 values, expected one tensor']),
-    (lambda x: {'scores': x, 'hidden': x}, ["returns 2 values, expected one tensor of logits, or a mapping with"]),
+    (lambda x: {'scores': x, 'hidden': x}, ['returns 2 values, expected one tensor of logits, or a mapping with']),
     (lambda x: {'logits': (x, x), 'hidden': x}, ['returns 3 values, expected one tensor']),
   ],
 )

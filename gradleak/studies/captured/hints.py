@@ -28,6 +28,7 @@ EXPLAINED = 1e-6  # mismatch up to which samples explain an update
 HALVED = 0.01  # part of the update that is rounding, that is worth a word
 MOST = 0.8  # fraction of the values that are not zero, that has to lie there
 _FEW = 16  # values that may be numbers of any type
+_ROUNDING = 1e-5  # of the largest entry, in sums of float32
 
 _OF_SIGNS = (
   'Nearly all values of the update that are not zero have one size: they are signs times a rate, as one step of Adam '
@@ -266,7 +267,9 @@ def _longer(update: Tree, variables: Mapping, client: Client, sample_shape: Sequ
   if about is None:
     return
   places = np.asarray(about.parts({**variables, 'params': update})[1])
-  moved = np.flatnonzero(np.any(places, axis=1))
+  shared = places.sum(axis=0) / (len(places) + 1)  # with an embedding of the kind of text, which is added everywhere
+  still = np.abs(places - shared).max(axis=1) <= _ROUNDING * np.abs(places).max()
+  moved = np.flatnonzero(np.any(places, axis=1) & ~still)
   if len(moved) and moved[-1] >= sample_shape[0]:
     yield (
       f'The update moves the embedding of position {moved[-1] + 1}, and texts are said to have at most '

@@ -330,7 +330,7 @@ def _of_tokens(
   entries: Mapping[str, np.ndarray], model: Model, paths: Mapping[sources.Path, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, sources.Path]] | None:
   """Returns (entries in our layout, the path of each name) of Hugging Face's GPT-2 or BERT; None for other names."""
-  if model.first_block is None:
+  if model.first_block is None or model.layout is not None:
     return None
   names = {token_weights.published_name(path): path for path in paths}
   plain = _dotted(entries)
