@@ -79,6 +79,7 @@ def from_torch(
   trained, or that no gradient reaches, and all other buffers, are 'buffers'. Dropout is active only with a key.
   Images are [N, H, W, C] outside of the module, and so are outputs of four axes. A module that looks token
   ids [N, T] up in tables takes probabilities [N, T, V] in their place, which searches move. V is `Model.vocabulary`.
+  Where `Model.first_block` is found, it also takes embeddings [N, T, d], see `torch_block`.
 
   Args:
     module: a `torch.nn.Module`, called as `module(samples)`, that returns one tensor, or a mapping whose entry

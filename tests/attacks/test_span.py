@@ -193,7 +193,7 @@ def test_noise_in_place_of_an_upload_shows_nothing():
 @pytest.mark.parametrize(
   ('spec', 'settings', 'message'),
   [
-    (f'lstm(vocabulary={V},width=8,padding={PAD})', {}, "the model is 'lstm"),
+    (f'lstm(vocabulary={V},width=8,padding={PAD})', {}, "none is known of the model 'lstm"),
     (ADAPTED.replace('layers=2', 'layers=1').format(2), {}, 'by the inputs of a second layer'),
     (GPT, {'frozen': ('h_0',)}, 'they are frozen or private'),
     (GPT, {'private': ('h_0/mlp/c_fc',)}, 'they are frozen or private'),
