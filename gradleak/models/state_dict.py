@@ -106,12 +106,12 @@ class Layout(NamedTuple):
         found[entry.name] = entry.theirs(np.asarray(leaf))
     return {name: found[entry.name] for name, entry in self.named().items() if entry.name in found}
 
-  def arrays(self, variables: Tree, cast: Callable[[str], Any] = np.dtype) -> dict[str, Any]:
-    """Returns variables by the names of the `state_dict`, in our layout; all but floats in the types of `cast`."""
+  def arrays(self, variables: Tree, cast: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """Returns variables by the names of the `state_dict`, in our layout; integers in the types of `cast`, if any."""
     found = {}
     for entry in self.entries:
       leaf = trees.get(variables, entry.path)
-      found[entry.name] = leaf if entry.dtype.startswith('float') else leaf.astype(cast(entry.dtype))
+      found[entry.name] = leaf if cast is None or entry.dtype.startswith('float') else leaf.astype(cast(entry.dtype))
     return found
 
   def variables(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Tree]:

@@ -413,7 +413,8 @@ def test_a_network_of_token_ids_is_audited_and_says_how_many_it_embeds():
   made = gl.scenario(model, notes.samples, notes.targets, variables=variables, **given)
   update = made.client.local_update(None, made.variables, made.samples[:1], made.targets[:1]).update
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(update))
-  with pytest.raises(gl.UsageError, match=rf'ids \({length},\), or probabilities \({length}, {size}\), got'):
+  told = rf'ids \({length},\), or probabilities \({length}, {size}\), or embeddings \({length}, 16\), got'
+  with pytest.raises(gl.UsageError, match=told):
     model.apply(variables, jnp.zeros((1, length, size + 1)), False, None)
   other, variables = gl.models.from_torch(networks.Encoder(size + 6, length), tokens, check=False)
   with pytest.raises(gl.UsageError, match=f'embeds {size + 6} tokens, and the tokeniser has {size}'):
