@@ -12,6 +12,11 @@ def known(**options: Value) -> dict[str, Value] | None:
   return {name: value for name, value in options.items() if _accepts(name, value)} or None
 
 
+def once() -> dict[str, Value] | None:
+  """Returns the options for a program that runs once: it is compiled as fast as can be."""
+  return known(xla_backend_optimization_level=0, xla_llvm_disable_expensive_passes=True)
+
+
 def precision() -> str:
   """Returns the precision of products: all digits of float32, or what the user has JAX default to.
 

@@ -95,9 +95,7 @@ def _found(
 
 def _compiled(traced: Any) -> Any:
   """Returns a program that is compiled as fast as can be, and may be run while another one is traced."""
-  return traced.lower().compile(
-    compiler.known(xla_backend_optimization_level=0, xla_llvm_disable_expensive_passes=True)
-  )
+  return traced.lower().compile(compiler.once())
 
 
 def _scalars(program: Any) -> list:

@@ -520,9 +520,8 @@ def _values(
   run = aten.Run(dtype, train or program is network.evaluation, key, masked.counted)
   values = network.layout.arrays(variables, run.cast)
   block = network.block
-  table = None if block is None else values[block.table] * block.scale
   moved = {'probabilities': (*shape, vocabulary)} if vocabulary else {}
-  moved |= {'embeddings': (*shape, table.shape[1])} if table is not None else {}
+  moved |= {'embeddings': (*shape, values[block.table].shape[1])} if block is not None else {}
   if tuple(samples.shape[1:]) not in (moved.values() if relaxed else [shape]):
     expected = ', or '.join(
       [f'ids {shape}', *(f'{name} {one}' for name, one in moved.items())] if moved else [f'{shape}']
@@ -533,7 +532,8 @@ def _values(
     return program.run(run, values, aten.Last(samples) if samples.ndim == 4 else samples, watch), program
   if samples.shape[-1] == vocabulary:
     return program.run(run, values, aten.Tokens.of(samples), watch), program
-  assert block is not None and table is not None
+  assert block is not None
+  table = values[block.table] * block.scale
   norms = jnp.maximum(jnp.linalg.norm(table, axis=1), jnp.asarray(1e-12, table.dtype))
   ids = jnp.argmax(samples @ table.T / norms[None, None], -1).astype(jnp.int32)  # masks and comparisons see these
   (step,) = program.looked_up()

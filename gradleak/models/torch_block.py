@@ -14,11 +14,11 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.trees import Tree
-from gradleak.models import aten, masked
+from gradleak.engine import compiler
+from gradleak.models import aten, layers, masked
 from gradleak.models.aten_program import Program, Ref, Step
 from gradleak.models.model import FirstBlock
 from gradleak.models.state_dict import Layout
-from gradleak.models.torch_check import ONCE
 
 _PRODUCTS = {'linear': (0, 1), 'addmm': (1, 2), 'mm': (0, 1)}  # where their input and their weight stand
 _SAME = ('clone', 'dropout', 'alias', 'detach', 'contiguous')  # in evaluation
@@ -272,7 +272,6 @@ def _block(parts: _Parts, places: Places, causal: bool, padding: int | None, var
 
 def _agrees(parts: _Parts, places: Places, first: FirstBlock, variables: Tree) -> bool:
   """Returns whether the functions of a block give what the program computes of drawn tokens, at any position."""
-  *_, epsilon = first.parts(variables)
 
   def both(variables: Tree, ids: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
     """Returns pairs of arrays [N, T, …] that are equal."""
@@ -280,17 +279,18 @@ def _agrees(parts: _Parts, places: Places, first: FirstBlock, variables: Tree) -
     def value(place: int) -> jax.Array:
       return parts.run(variables, place, {}, ids)
 
-    table, positions, gain, shift, _ = first.parts(variables)
+    table, positions, gain, shift, epsilon = first.parts(variables)
     plain = inputs = table[ids] + positions[None]
     if epsilon is not None:
       inputs = jax.nn.standardize(plain, axis=-1, epsilon=epsilon) * gain[None, None] + shift[None, None]
     pairs = [(plain, value(places.plain)), (inputs, value(places.inputs))]
-    *projected, attended = (value(place).swapaxes(1, 2) for place in (*places.projected, places.attended))
-    pairs += [(jax.nn.dot_product_attention(*projected, is_causal=first.causal), attended)]
-    *projected, attended = (x.reshape(*ids.shape, -1) for x in (*projected, attended))
+    apart = (*places.projected, places.attended)
+    query, key, rows, attended = (value(place).swapaxes(1, 2).reshape(*ids.shape, -1) for place in apart)
+    seen = jnp.tri(parts.length, dtype=bool)[None] if first.causal else None
+    pairs += [(layers.attention(query, key, rows, first.heads, seen), attended)]
     for moved in (0, 1):  # what is made of a vector is the same at other positions
       given, added, beside = (jnp.roll(x, moved, 1) for x in (value(places.inputs), plain, attended))
-      pairs += zip(first.tokens(variables, given), (jnp.roll(x, moved, 1) for x in projected), strict=True)
+      pairs += zip(first.tokens(variables, given), (jnp.roll(x, moved, 1) for x in (query, key, rows)), strict=True)
       for function, place in ((first.mixed, places.second), (first.following, places.following or places.second)):
         pairs += [(function(variables, added, beside), jnp.roll(value(place), moved, 1))]
     return pairs
@@ -298,5 +298,5 @@ def _agrees(parts: _Parts, places: Places, first: FirstBlock, variables: Tree) -
   size = parts.program.vocabulary()
   ids = np.random.default_rng(0).integers(0, size, (2, parts.length)).astype(np.int32)
   ids = np.where(ids == first.padding, (ids + 1) % size, ids)
-  found = jax.device_get(jax.jit(both, compiler_options=ONCE)(variables, ids))
+  found = jax.device_get(jax.jit(both, compiler_options=compiler.once())(variables, ids))
   return all(np.linalg.norm(one - other) <= _TOLERANCE * np.linalg.norm(other) for one, other in found)

@@ -14,12 +14,12 @@ import numpy as np
 
 from gradleak.core import errors
 from gradleak.core.trees import Tree
+from gradleak.engine import compiler
 from gradleak.models import aten, torch_modules
 from gradleak.models.aten_program import Step
 from gradleak.models.model import Model
 
 _TOLERANCE = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}  # relative
-ONCE = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}  # what runs once
 _LEAST = 1e-2  # of the whole gradient's norm: a tensor's difference is relative to that at least
 _ANYWAY = 'check=False takes the model as it is'
 
@@ -136,7 +136,7 @@ def _check_one_sample(
   except Exception:  # BatchNorm does not train on one value per channel
     return
 
-  @functools.partial(jax.jit, compiler_options=ONCE)
+  @functools.partial(jax.jit, compiler_options=compiler.once())
   def run(variables: Tree, samples: jax.Array) -> jax.Array:
     found = model.apply(variables, samples, train, None)[0]
     return jnp.moveaxis(found, -1, 1) if found.ndim == 4 else found
@@ -214,7 +214,7 @@ def _ours(model: Model, variables: Tree, samples: np.ndarray, train: bool, their
   """Returns the model's (logits as PyTorch has them, gradient, new 'batch_stats')."""
   slopes = _slopes(theirs)
 
-  @functools.partial(jax.jit, compiler_options=ONCE)
+  @functools.partial(jax.jit, compiler_options=compiler.once())
   def run(variables: Tree, samples: jax.Array) -> tuple:
     def loss(params: Tree) -> tuple[jax.Array, tuple]:
       logits, changed = model.apply({**variables, 'params': params}, samples, train, None)

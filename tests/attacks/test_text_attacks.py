@@ -14,6 +14,7 @@ from gradleak.attacks import base
 from gradleak.attacks import text as attacks
 from gradleak.attacks.matching import distances
 from gradleak.modalities import PLAIN, of_config
+from gradleak.modalities.text import table
 from gradleak.priors import ngram
 from tests import texts
 from tests.attackers import run
@@ -278,6 +279,14 @@ def test_what_is_of_pixels_is_refused(scenario):
   with pytest.raises(gl.UsageError, match='does not say where its embeddings of tokens are'):
     attack = gl.attacks.tag(relaxation='embeddings')(lstm.client)
     jax.eval_shape(attack.init, KEY, observed(lstm)[0])
+
+
+def test_embeddings_that_are_not_known_or_look_like_probabilities_are_refused():
+  model = gl.models.create('gpt(vocabulary=5,width=4,layers=1,heads=1,padding=None)', 2)
+  square = model.first_block._replace(parts=lambda variables: (np.eye(5),))
+  for block, told in ((None, 'does not say where its embeddings'), (square, 'embeds 5 tokens in as many numbers')):
+    with pytest.raises(gl.UsageError, match=told):
+      table({}, model._replace(first_block=block))
 
 
 def test_settings_remake_the_modality():

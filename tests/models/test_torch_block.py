@@ -10,6 +10,7 @@ import pytest
 import gradleak as gl
 from gradleak.core import trees
 from gradleak.modalities import TEXT
+from gradleak.models import torch_weights
 
 torch = pytest.importorskip('torch', reason='PyTorch is not installed')
 from torch import nn  # noqa: E402
@@ -42,7 +43,7 @@ class Transformer(nn.Module):
 
 
 class Small(nn.Module):
-  """Attention written out, of three dense layers, behind a norm; GPT's order."""
+  """One block of three dense layers behind a norm, in GPT's order; or what a test changes of it."""
 
   def __init__(self, change=''):
     super().__init__()
@@ -179,6 +180,13 @@ def test_a_block_of_other_parts_is_none(change):
   client, observation = uploaded(model, variables, texts(2))
   with pytest.raises(gl.UsageError, match='reads the first block of a transformer of tokens, and none is known of'):
     gl.attacks.span()(client).init(jax.random.key(0), observation)
+
+
+def test_names_of_published_files_are_not_those_of_a_module(tmp_path):
+  model, variables = taken('decoder')
+  np.savez(tmp_path / 'net.npz', **model.layout.to_theirs(variables))
+  with pytest.raises(gl.UsageError, match='PyTorch weights are for residual networks, VGGs and transformers'):
+    torch_weights.load(tmp_path / 'net.npz', model, (T,))
 
 
 def test_texts_with_other_padding_than_the_network_masks_are_refused():
