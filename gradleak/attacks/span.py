@@ -5,6 +5,7 @@ second check reads the MLP of the first block in place of the next block. Sequen
 (`span_encoder`).
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -64,9 +65,9 @@ def span(client: Client) -> base.Attack:
 
   The gradients of queries, keys and values are combinations of the layer's inputs. A token may stand at a position if
   its input lies in their span. A sequence is right so far if the input of the block's MLP lies in the span of that
-  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. Those are returned that
-  explain the gradient together. The noise λ is known from the defense, or read from the directions that fewer than d
-  tokens cannot span: the test has no tolerance.
+  layer's gradient. A decoder's sequences grow token by token; an encoder's are solved for. So are those of a single
+  block whose head reads one token. Those are returned that explain the gradient together. The noise λ is known from the
+  defense, or read from the directions that fewer than d tokens cannot span: the test has no tolerance.
 
   The batch must hold fewer tokens than the width. It returns no labels. The last token under `next_token` is only a
   target. It is the one along whose logit what the gradient has beyond the others points.
@@ -133,18 +134,24 @@ def sequences(
     return span_decoder.likeliest(candidates)
   if span_sparse.crowded(second, most):
     return span_assembly.assembled(block, first, second, candidates, number, rng)
-  if about.causal:
+  once = round(second.rank) <= number and round(second.rank) < round(first.rank)  # positions that a head reads
+  if about.causal and not once:
     found = span_decoder.decoded(block, second, candidates, number, rng)
   else:
-    found = span_encoder.encoded(block, first, second, candidates, number, rng)
-  if found and len(found) < number and _complete(second, found):
+    likely = [span_encoder.before_gap(block, first, one, place) for place, one in enumerate(candidates)]
+    found = span_encoder.encoded(block, second, likely, number, rng, once)
+    if _left(second, found) >= COMPLETE and sum(map(len, candidates)) > sum(map(len, likely)):
+      more = span_encoder.encoded(block, second, candidates, number, rng, once)
+      found = min((found, more), key=lambda one: _left(second, one))
+  if len(found) < number and _left(second, found) < COMPLETE:
     found = [found[i % len(found)] for i in range(number)]
   return found
 
 
-def _complete(span: Span, found: list[Prefix]) -> bool:
-  rows = np.concatenate([np.stack(one.inputs) for one in found])
-  return span.left(span.added(rows, np.zeros((len(span.basis), 0)))) < COMPLETE
+def _left(span: Span, found: list[Prefix]) -> float:
+  """Returns what sequences leave of the gradient, in units of its noise; infinity of none."""
+  rows = [np.stack(one.inputs) for one in found]
+  return span.left(span.added(np.concatenate(rows), np.zeros((len(span.basis), 0)))) if rows else math.inf
 
 
 def _span(

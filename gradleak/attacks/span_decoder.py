@@ -305,7 +305,7 @@ def _shortened(
   kept = list(taken)
   for place, i in enumerate(taken):
     beginnings = [j for j, one in enumerate(found) if one.tokens == found[i].tokens[: len(one.tokens)] and j != i]
-    for j in sorted(beginnings, key=lambda j: len(rows[j])):
+    for j in sorted((j for j in beginnings if len(rows[j]) < len(rows[i])), key=lambda j: len(rows[j])):
       given = spanned([*kept[:place], *kept[place + 1 :], j])
       more = rows[i][len(rows[j]) :]
       if span.needed(span.gain(more, given), len(more)) <= subspace.DEVIATIONS:

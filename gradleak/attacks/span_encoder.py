@@ -1,9 +1,12 @@
-"""How the span attack puts sequences of an encoder together, whose tokens all attend to each other.
+"""How the span attack puts sequences together where a token attends to others that are not known yet, as in encoders.
 
 What a token takes from attention is a mean of values of one token at each position. The scores of a known token are
 known. The input of the MLP at its position is then a smooth function of the shares π of the candidates. It lies in the
 span of the layer's inputs at the true choice. There are more equations, the directions outside of the span, than
 unknowns: Gauss-Newton steps solve them, without a search over choices.
+
+Where a head reads one token of the only block, the MLP has a gradient at that position and no other. It is the first
+of an encoder, or the last of a decoder, which attends to all tokens before.
 """
 
 import functools
@@ -26,19 +29,19 @@ STEPS = 6  # of Gauss-Newton; the function is nearly linear
 
 
 def encoded(
-  block: Block, first: Span, span: Span, candidates: list[np.ndarray], most: int, rng: np.random.Generator
+  block: Block, span: Span, candidates: list[np.ndarray], most: int, rng: np.random.Generator, once: bool = False
 ) -> list[Prefix]:
   """Returns the sequences of an encoder, from one candidate after the other.
 
   Args:
     block: the first block.
-    first: span of its inputs.
     span: of the inputs of its MLP.
     candidates: tokens of each position, the likeliest first.
     most: sequences in the batch.
     rng: draws tokens.
+    once: whether the MLP has a gradient at one position of each sequence alone; a decoder's then ends there.
   """
-  own = [_before_gap(block, first, one[: POOL * most], place) for place, one in enumerate(candidates)]
+  own = [one[: POOL * most] for one in candidates]
   places = np.concatenate([np.full(len(one), place) for place, one in enumerate(own)])
   if not len(places):
     return []
@@ -50,15 +53,17 @@ def encoded(
   tried: set[tuple[int, ...]] = set()
   for place in range(len(own)):
     seeds = np.flatnonzero(places == place)
-    for shares in _solved(block, span, rows, places, seeds) if len(seeds) else ():
-      rounded = tuple(_rounded(shares, places, len(own)))
-      if not rounded or rounded in tried:
+    seen = places[places <= place] if block.about.causal else places
+    read = slice(place, place + 1) if once else slice(None)
+    for shares in _solved(block, span, rows, seen, seeds) if len(seeds) else ():
+      rounded = tuple(_rounded(shares, seen))
+      if len(rounded) <= place or rounded in tried:
         continue
       tried.add(rounded)
-      picked = _polished(block, span, rows, places, list(rounded))
+      picked = _polished(block, span, rows, seen, list(rounded), read)
       tried.add(tuple(picked))
       sequence = tuple(int(pool[i]) for i in picked)
-      inputs = full(block, rows, picked)
+      inputs = full(block, rows, picked)[read]
       residual = span.residual(inputs)
       if known.log_p(residual).max() < level:
         found[sequence] = Prefix(sequence, tuple(picked), tuple(inputs), math.log(max(residual.max(), 1e-300)))
@@ -69,10 +74,11 @@ def encoded(
   return chosen(span, list(found.values()), most)
 
 
-def _before_gap(block: Block, first: Span, tokens: np.ndarray, place: int) -> np.ndarray:
-  """Returns the tokens before the first jump of their residuals: where two sequences share one, fewer are right.
+def before_gap(block: Block, first: Span, tokens: np.ndarray, place: int) -> np.ndarray:
+  """Returns the tokens of a position before the first jump of their residuals.
 
-  A wrong one is nearly a sum of right ones, at this and at other positions, and would leave the shares open.
+  Where two sequences share one, fewer are right. A wrong one is nearly a sum of right ones, at this and at other
+  positions, and would leave the shares open.
   """
   residual = first.residual(block.normalised(block.plain(tokens, np.full(len(tokens), place))))
   jumps = np.flatnonzero(residual[1:] > ALIKE * np.maximum(residual[:-1], 1e-12))
@@ -88,18 +94,18 @@ def full(block: Block, rows: Projected, picked: list[int]) -> np.ndarray:
   return several(block, rows, np.asarray(picked)[np.newaxis])[0]
 
 
-def _polished(block: Block, span: Span, rows: Projected, places: np.ndarray, picked: list[int]) -> list[int]:
-  """Returns the choice after exchanges of one token at a time, as long as the residuals of all positions fall.
+def _polished(
+  block: Block, span: Span, rows: Projected, places: np.ndarray, picked: list[int], read: slice
+) -> list[int]:
+  """Returns the choice after exchanges of one token at a time, as long as the residuals of positions `read` fall.
 
   Where a token stands at two positions, others are sums of right ones there, and their shares are left open.
   """
 
   def cost(choices: np.ndarray) -> np.ndarray:
-    residual = span.residual(several(block, rows, choices))
+    residual = span.residual(several(block, rows, choices)[:, read])
     return np.log(np.maximum(residual, 1e-14)).sum(axis=1)
 
-  if not picked:
-    return picked
   best = np.asarray(picked)
   least, changed = float(cost(best[np.newaxis])[0]), True
   while changed:
@@ -160,14 +166,17 @@ def _linearised(about: FirstBlock) -> Callable:
 
 
 def _solved(block: Block, span: Span, rows: Projected, places: np.ndarray, seeds: np.ndarray) -> list[np.ndarray]:
-  """Returns shares of all candidates [K] for each seed, with and without a sum of one at each position."""
+  """Returns shares of the candidates at `places` [K] for each seed, with and without a sum of one at each position.
+
+  These are the first K of `rows`.
+  """
   heads, count = block.about.heads, len(places)
   side = (span.directions * np.sqrt(span.weights)).astype(np.float32)
   added = (rows.inputs if block.about.normalised_sum else rows.plain)[seeds].astype(np.float32)
-  query, key = (x.reshape(len(x), heads, -1) for x in (rows.query[seeds], rows.key))
+  query, key = (x.reshape(len(x), heads, -1) for x in (rows.query[seeds], rows.key[:count]))
   scores = np.einsum('shd,khd->shk', query, key) / math.sqrt(query.shape[-1])
   scores = np.exp(scores - scores.max(axis=-1, keepdims=True)).astype(np.float32)
-  values = rows.value.reshape(count, heads, -1)
+  values = rows.value[:count].reshape(count, heads, -1)
   sums = (places == np.arange(places.max() + 1)[:, np.newaxis]).astype(np.float64)
   start = 1 / np.maximum(sums.sum(axis=1), 1)
   found = []
@@ -176,7 +185,7 @@ def _solved(block: Block, span: Span, rows: Projected, places: np.ndarray, seeds
     for row, seed in enumerate(seeds):
       share[row, places == places[seed]] = 0
       share[row, seed] = 1
-    for _ in range(STEPS):
+    for _ in range(STEPS if places.any() else 0):  # the first token of a decoder sees only itself
       given = _linearised(block.about)(block.variables, side, added, scores, values, share.astype(np.float32))
       value, slope = (np.asarray(x, np.float64) for x in given)
       for row, seed in enumerate(seeds):
@@ -191,10 +200,10 @@ def _solved(block: Block, span: Span, rows: Projected, places: np.ndarray, seeds
   return found
 
 
-def _rounded(shares: np.ndarray, places: np.ndarray, length: int) -> list[int]:
+def _rounded(shares: np.ndarray, places: np.ndarray) -> list[int]:
   """Returns the candidate with the largest share of each position, up to the first one where none has half."""
   picked = []
-  for place in range(length):
+  for place in range(places.max() + 1):
     own = np.flatnonzero(places == place)
     if not len(own) or shares[own].max() < 0.5:
       break

@@ -99,6 +99,15 @@ def test_an_encoder_is_read_exactly(head):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(('spec', 'seed', 'short'), [(GPT, 2, 8), (GPT, 4, 5), (BERT, 2, 8), (BERT, 4, 5)])
+def test_a_head_that_reads_one_token_of_the_only_block(spec, seed, short):
+  """The MLP has a gradient at the last token of a decoder, at the first of an encoder."""
+  ids, labels = batch(2, 8, seed=seed)
+  ids[0, short:] = PAD
+  assert attacked(*observed(spec.replace('layers=2', 'layers=1'), ids, labels)) == expected(ids)
+
+
+@pytest.mark.long
 def test_the_shares_of_candidates_are_solved_for():
   """From the tokens of two sequences, without exchanges of single ones."""
   ids, labels = batch(2, 8, seed=2)
