@@ -18,6 +18,7 @@ from benchmarks import harness
 from benchmarks.harness import Column, Variant
 from gradleak import registry
 
+READS = ('dataset', 'data_dir', 'model', 'attack', 'trials', 'steps', 'repeats')
 JAX_KEEPS = 1.0  # seconds of a compilation from which JAX keeps its program
 DEFENSES = ('none', 'prune(rate=0.9)', 'gaussian(stddev=0.05)')
 COLUMNS = [

@@ -10,6 +10,7 @@ from benchmarks.harness import Column, Variant
 from gradleak.engine import driver, groups
 from gradleak.engine.groups import Layout
 
+READS = ('dataset', 'data_dir', 'model', 'models', 'attack', 'trials', 'steps', 'repeats')
 OPTIONS = {
   "XLA's defaults": {},
   'gradleak': groups.OPTIONS['cpu'],

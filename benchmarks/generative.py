@@ -12,6 +12,7 @@ from gradleak.engine import driver
 from gradleak.engine.groups import Layout
 from gradleak.priors import gan
 
+READS = ('dataset', 'data_dir', 'model', 'models', 'trials', 'steps', 'repeats')
 WIDTH = 8  # of the generator
 POPULATION, ALONE = 50, 200  # candidates of a generation, and of a run of one after the other
 COLUMNS = [

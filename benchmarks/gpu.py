@@ -11,6 +11,7 @@ from benchmarks import harness, memory, pytorch, setting, speed
 from benchmarks.harness import Column, Variant
 from gradleak.core.storage import write_atomically
 
+READS = ('dataset', 'data_dir', 'models', 'attack', 'compared', 'sizes', 'group_sizes', 'steps', 'repeats', 'output')
 MODELS = ('lenet', 'convnet', 'resnet18')
 LOOP = 'PyTorch'
 COLUMNS = [

@@ -31,7 +31,7 @@ _COUNT: dict[str, Any] = {'low': 1, 'high': 10**6, 'integer': True}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What is measured; each is a flag of launch/benchmark.py."""
+  """What is measured; each is a flag of launch/benchmark.py, and a measure names those that it `READS`."""
 
   dataset: str = setting('faces', 'As in launch/audit.py; resized to 32×32 RGB, but for training.')
   data_dir: str | None = setting(None, 'Folder with prepared TFDS datasets.')
@@ -48,12 +48,10 @@ class Options:
     "tableak: batches of rows, beside the code of TabLeak's authors; tag: texts, beside breaching.",
     choices=MEASURES,
   )
-  models: str | None = setting(
-    None, "List separated by ';' for roofline, gpu, schedule, training and profile; else their own."
-  )
+  models: str | None = setting(None, "List separated by ';' in place of --model, or of those of the measure itself.")
   attack: str = setting('csdlg', 'One attack, as in launch/audit.py.')
   faster: str = setting('csdlg_fast', 'schedule: the attack that is to be faster than --attack.')
-  trials: int = setting(64, 'speed, roofline, schedule: trials of the batched run.', **_COUNT)
+  trials: int = setting(64, 'Trials of the batched run; tableak, tag: batches.', **_COUNT)
   compared: int = setting(8, 'speed, gpu, tableak, tag: the first trials, which other packages attack too.', **_COUNT)
   variants: str = setting(','.join(VARIANTS), 'speed: some of these; ratios are against the first.')
   sizes: str | None = setting(

@@ -11,6 +11,7 @@ from benchmarks import harness, setting
 from benchmarks.harness import Column, Variant
 from benchmarks.memory import MIB
 
+READS = ('dataset', 'data_dir', 'model', 'models', 'sizes', 'repeats')
 FORMS = {'kept': False, 'recomputed': True}  # -> `Client.remat`
 COLUMNS = [
   Column('MiB', 'memory', ',.1f'), Column('ms', 'ms', ',.1f'), Column('memory', 'memory', ratio=True),

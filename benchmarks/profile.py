@@ -19,6 +19,7 @@ from gradleak.data import partition
 from gradleak.engine import driver, groups
 from gradleak.federated import Client, simulation
 
+READS = ('dataset', 'data_dir', 'models', 'attack', 'trials', 'steps', 'repeats')
 MODELS = ('lenet', 'convnet(width=64)', 'resnet18')
 INVERSE = 'lti(steps={steps},hidden=256)'
 CLIENTS, SAMPLES, BATCH = 10, 20, 10  # of the training: clients of a round, samples of each, and of a local step

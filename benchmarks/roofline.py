@@ -14,6 +14,7 @@ from benchmarks import harness, setting
 from benchmarks.harness import Column, Variant
 from gradleak.attacks.matching import Matching
 
+READS = ('dataset', 'data_dir', 'models', 'attack', 'trials', 'group_size', 'steps', 'repeats')
 WHOLE = 'whole gradient'
 MACHINE = 'the machine'
 SIDE = 1024  # of the square matrices that are multiplied

@@ -8,6 +8,7 @@ from benchmarks import harness, memory, setting
 from benchmarks.harness import Column, Variant
 from gradleak.core import errors
 
+READS = ('dataset', 'data_dir', 'model', 'attack', 'sizes', 'devices', 'group_size', 'steps', 'repeats')
 COLUMNS = [
   Column('ms/step/trial', 'ms'), Column('core ms', 'core'), Column('peak MiB', 'peak', ',.0f', harness.first),
   Column('planned MiB', 'planned', ',.1f'), *harness.ratios('ms', 'core'),

@@ -19,6 +19,7 @@ from gradleak.engine.groups import Layout
 from gradleak.report import figures
 from gradleak.report.figures import SOFT
 
+READS = ('dataset', 'data_dir', 'models', 'attack', 'faster', 'trials', 'output')
 CHUNKS = 100
 TUNED = 8  # schedules are tuned on the first images, which are not attacked here
 

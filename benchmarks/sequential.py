@@ -11,6 +11,7 @@ from gradleak import registry
 from gradleak.core import statistics
 from gradleak.report.formatting import aligned
 
+READS = ('trials', 'steps')
 SHARE = 0.5
 DEFENSES = 'none;gaussian(stddev=0.03);prune(rate=0.97);soteria(rate=0.6)'
 

@@ -13,6 +13,8 @@ from gradleak import registry
 from gradleak.core import errors
 from gradleak.models import convolution
 
+READS = ('dataset', 'data_dir', 'model', 'attack', 'trials', 'compared', 'variants', 'group_size', 'steps', 'repeats')
+
 
 def main(options: harness.Options) -> None:
   """Measures and prints a table of the variants that the options name; ratios are to the first one.

@@ -24,6 +24,7 @@ from gradleak.engine import driver
 from gradleak.engine.groups import Layout
 from gradleak.modalities.tables import table
 
+READS = ('trials', 'compared', 'steps', 'clone', 'batch', 'starts', 'repeats')
 SOURCE = 'https://github.com/eth-sri/tableak'
 INNER = 'attacks.gradient_inversion_attack'
 WIDTHS = 100, 100  # of the published network

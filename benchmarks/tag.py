@@ -27,6 +27,7 @@ from gradleak.engine import driver
 from gradleak.engine.groups import Layout
 from gradleak.models import token_weights
 
+READS = ('trials', 'compared', 'steps', 'batch', 'repeats')
 LENGTH = 12  # tokens of a text
 WIDTH, LAYERS, HEADS = 64, 2, 4
 RATE, ALPHA = 0.01, 0.01  # of Adam, and of the sum of magnitudes

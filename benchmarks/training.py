@@ -11,6 +11,7 @@ from gradleak.core import errors
 from gradleak.data import partition
 from gradleak.federated import Client, simulation
 
+READS = ('dataset', 'data_dir', 'models', 'repeats')
 CLIENTS, SAMPLES, BATCH = 10, 600, 10  # of a round, of each client, of a local step: MNIST's hundred clients
 COLUMNS = [Column('s/round', 'seconds'), *harness.ratios('seconds')]
 

@@ -19,8 +19,10 @@
 Machines are noisy: variants are measured in turn, several times, and ratios are reported.
 """
 
+import dataclasses
 import importlib
 import os
+from collections.abc import Sequence
 
 import jax
 
@@ -36,10 +38,23 @@ with _program.group('what is measured, and how much'):
   _GIVEN.settings(harness.Options)
 
 
+def _check_read(measure: str, reads: Sequence[str]) -> None:
+  """Raises `UsageError` for a flag that the user gave and the measure does not read."""
+  names = [field.name for field in dataclasses.fields(harness.Options)]
+  given = [name for name in names if name != 'measure' and _GIVEN.present(name)]
+  if unread := [name for name in given if name not in reads]:
+    known = ', '.join(f'--{name}' for name in reads)
+    raise errors.UsageError(f'--{unread[0]} has no effect here: --measure={measure} reads {known}')
+  if {'model', 'models'} <= set(given):
+    raise errors.UsageError('give --model or --models, not both: the second takes the place of the first')
+
+
 def main(argv: list[str]) -> None:
   """Prints the table that the flags ask for."""
   options = _GIVEN.made(harness.Options)
   settings.check(options)
+  measure = importlib.import_module(f'benchmarks.{options.measure}')
+  _check_read(options.measure, measure.READS)
   check_data_dir(options.dataset, options.data_dir)
   if data.is_table(options.dataset) or data.text.knows(options.dataset):
     raise errors.UsageError(f'this program measures attacks on images, and {options.dataset} holds others')
@@ -47,7 +62,7 @@ def main(argv: list[str]) -> None:
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # PyTorch needs its share of the same device
   jax.config.update('jax_num_cpu_devices', ahead.cores())
   _program.say(f'measuring {options.measure} …')
-  importlib.import_module(f'benchmarks.{options.measure}').main(options)
+  measure.main(options)
 
 
 if __name__ == '__main__':

@@ -1,5 +1,8 @@
 """The benchmark prints both sides and their ratios; its figures are nobody's business here."""
 
+import ast
+import importlib
+import inspect
 import re
 import sys
 
@@ -7,12 +10,24 @@ import jax
 import pytest
 
 import gradleak as gl
+from benchmarks import harness
 from gradleak.models import convolution
 from tests import programs
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
-SMALL = ('--model=mlp', '--trials=2', '--compared=1', '--steps=10', '--repeats=1')
+SMALL = {'model': 'mlp', 'trials': 2, 'compared': 1, 'steps': 10, 'repeats': 1}
 MISSING = 'n/a: torch is not installed (make benchmark installs it)'
+
+
+def reads(measure):
+  """Returns the names of the flags that a measure reads."""
+  return importlib.import_module(f'benchmarks.{measure}').READS
+
+
+def little(measure='speed'):
+  """Returns the flags of a measure on little."""
+  sizes = {name: value for name, value in SMALL.items() if name in reads(measure)}
+  return [f'--measure={measure}', *(f'--{name}={value}' for name, value in sizes.items())]
 
 
 def read(text):
@@ -30,7 +45,7 @@ def read(text):
 
 @pytest.mark.slow
 def test_it_prints_every_variant_and_its_ratio():
-  done = programs.start('benchmark', *SMALL, '--model=lenet', '--group_size=2')
+  done = programs.start('benchmark', *little(), '--model=lenet', '--group_size=2')
   assert done.status == 0 and 'csdlg on lenet, faces at 32×32×3, 2 × ' in done.out
   table, missing = read(done.out)
   fast = 'hybrid'
@@ -50,7 +65,7 @@ def test_it_prints_every_variant_and_its_ratio():
 
 @pytest.mark.slow
 def test_scaling_prints_a_row_per_number_of_trials():
-  done = programs.start('benchmark', *SMALL, '--measure=scaling', '--sizes=4,2', '--devices=1')
+  done = programs.start('benchmark', *little('scaling'), '--sizes=4,2', '--devices=1')
   rows = [line.split() for line in done.out.splitlines() if line.endswith('×')]
   assert done.status == 0
   assert [row[0] for row in rows] == ['2', '4']
@@ -61,7 +76,7 @@ def test_scaling_prints_a_row_per_number_of_trials():
 
 @pytest.mark.slow
 def test_the_roofline_counts_the_products_of_a_step():
-  done = programs.start('benchmark', *SMALL, '--measure=roofline', '--models=mlp', '--trials=2')
+  done = programs.start('benchmark', *little('roofline'), '--models=mlp', '--trials=2')
   assert done.status == 0
   row = next(line.split() for line in done.out.splitlines() if line.startswith('mlp'))
   classes = gl.data.load('faces', 'test').num_classes
@@ -82,7 +97,7 @@ def test_training_prints_a_row_per_way_to_run_the_clients():
 
 @pytest.mark.slow
 def test_the_profile_has_a_row_per_workload_with_its_share_of_the_machine():
-  done = programs.start('benchmark', *SMALL, '--measure=profile', '--models=mlp', '--trials=3')
+  done = programs.start('benchmark', *little('profile'), '--models=mlp', '--trials=3')
   assert done.status == 0
   names = 'csdlg on mlp', 'lti, the inverse of lenet', 'training of lenet, a round'
   rows = {name: line[len(name) :].split() for name in names for line in done.out.splitlines() if line.startswith(name)}
@@ -98,7 +113,7 @@ def test_the_profile_has_a_row_per_workload_with_its_share_of_the_machine():
 
 @pytest.mark.slow
 def test_programs_that_are_found_again_spare_their_compilation():
-  done = programs.start('benchmark', *SMALL, '--measure=cache', '--trials=2')
+  done = programs.start('benchmark', *little('cache'), '--trials=2')
   assert done.status == 0
   names = 'nothing kept', 'kept by JAX itself, found again', 'all kept, found again'
   rows = {name: line[len(name) :].split() for name in names for line in done.out.splitlines() if line.startswith(name)}
@@ -111,8 +126,8 @@ def test_programs_that_are_found_again_spare_their_compilation():
 def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
   monkeypatch.setitem(sys.modules, 'torch', None)
   output = tmp_path / 'new' / 'gpu.md'
-  flags = ('--measure=gpu', '--models=mlp', '--sizes=1,3', '--group_sizes=2,8', f'--output={output}')
-  done = programs.start('benchmark', *SMALL, *flags)
+  flags = ('--models=mlp', '--sizes=1,3', '--group_sizes=2,8', f'--output={output}')
+  done = programs.start('benchmark', *little('gpu'), *flags)
   assert done.status == 0
   text = output.read_text('utf-8')
   assert jax.devices()[0].device_kind in text.split('\n')[0]
@@ -126,7 +141,7 @@ def test_gpu_writes_its_table_to_a_file(monkeypatch, tmp_path):
 def test_schedule_prints_when_the_faster_one_is_there_and_draws_both(tmp_path):
   output = tmp_path / 'new' / 'schedules.png'
   attacks = ('--attack=csdlg(steps=6)', '--faster=csdlg_fast(steps=5)')
-  done = programs.start('benchmark', *SMALL, '--measure=schedule', '--models=mlp', *attacks, f'--output={output}')
+  done = programs.start('benchmark', *little('schedule'), '--models=mlp', *attacks, f'--output={output}')
   assert done.status == 0
   assert output.read_bytes().startswith(b'\x89PNG')
   lines = [re.split(r' {2,}', line, maxsplit=1) for line in done.out.splitlines() if line.startswith('csdlg')]
@@ -146,6 +161,9 @@ def test_schedule_prints_when_the_faster_one_is_there_and_draws_both(tmp_path):
     ('--model=lent', "unknown model 'lent'"),
     ('--attack=csdgl', "unknown attack 'csdgl'"),
     ('--dataset=breast_cancer', 'attacks on images, and breast_cancer holds others'),
+    ('--steps=5 --starts=3', '--starts has no effect here: --measure=speed reads --dataset, --data_dir, --model, '),
+    ('--measure=tag --dataset=faces', '--dataset has no effect here: --measure=tag reads --trials, --compared, '),
+    ('--measure=generative --model=mlp --models=mlp', 'give --model or --models, not both'),
     ('--measure=scaling --devices=99', 'devices is 99, expected an integer in [0, '),
     ('--trials=0', 'trials is 0, expected an integer in [1, '),
     ('--measure=scaling --sizes=8,many', "sizes is 'many', expected an integer in [1, "),
@@ -156,7 +174,22 @@ def test_schedule_prints_when_the_faster_one_is_there_and_draws_both(tmp_path):
   ],
 )
 def test_bad_input(flags, message):
-  done = programs.start('benchmark', *SMALL, *flags.split())
+  measure = flags.split()[0].removeprefix('--measure=')
+  done = programs.start('benchmark', *little(measure if measure in harness.MEASURES else 'speed'), *flags.split())
   assert done.status == 2
   last = done.err.strip().split('\n')[-1]
   assert last.startswith('error: ') and message in last
+
+
+@pytest.mark.parametrize('measure', harness.MEASURES)
+def test_a_measure_names_what_it_reads_of_the_options(measure):
+  module = importlib.import_module(f'benchmarks.{measure}')
+  nodes = [*ast.walk(ast.parse(inspect.getsource(module)))]
+  of = [node for node in nodes if isinstance(node, ast.Attribute)]
+  used = {node.attr for node in of if isinstance(node.value, ast.Name) and node.value.id == 'options'}
+  lists = {'listed_models': {'models'}, 'listed_sizes': {'sizes'}}
+  named = set().union(*(lists.get(name, {name}) for name in used))
+  calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+  usual = [node for node in calls if node.func.attr == 'listed_models' and not node.args]
+  falls_back = usual and 'models' not in used  # to --model
+  assert named | ({'model'} if falls_back else set()) == set(reads(measure))
