@@ -144,7 +144,7 @@ class Flags:
     if 'attacks' in self and not self._holders['attacks'].value:  # a program that attacks nothing by itself
       own.pop('attacks', None)
     self._fitting = {name: value for name, value in own.items() if name in self and name not in keep}
-    self.columns, self.known = dataset.columns, dict(dataset.known)
+    self.columns, self.known, self.scaling = dataset.columns, dict(dataset.known), dataset.scaling
     head = gl.losses.as_loss(self.loss).own if 'loss' in self else ''
     if head:  # the outputs of the network are tokens
       self.known['head'] = head.removesuffix('_token')
@@ -156,6 +156,7 @@ class Flags:
     return self.known['vocabulary'] if 'vocabulary' in self.known and 'head' in self.known else dataset.num_classes
 
   columns: tuple[int, ...] = ()  # entries of each column of a table
+  scaling: tuple | None = None  # by which a network takes the numbers of a table, see `Dataset.scaling`
 
   def define(self, kind: str, name: str, default: Any, text: str) -> None:
     """Defines a flag of a kind of absl's."""
@@ -250,7 +251,7 @@ class Flags:
   def network(
     self, num_classes: int, sample_shape: tuple[int, ...], seed: int | None = None, name: str | None = None
   ) -> Any:
-    """Returns the `Model` of the flags --model and --init, or of --torch_model.
+    """Returns the `Model` of the flags --model and --init, or of --torch_model, which scales numbers as --schema says.
 
     Args:
       num_classes: number of logits; a network of PyTorch has its own.
@@ -261,6 +262,13 @@ class Flags:
     Raises:
       UsageError: for flags of one network where the other is given, and for a module that is not found.
     """
+    import gradleak as gl
+
+    made = self._network(num_classes, sample_shape, seed, name)
+    return made if self.scaling is None else gl.models.standardised(made, *self.scaling)
+
+  def _network(self, num_classes: int, sample_shape: tuple[int, ...], seed: int | None, name: str | None) -> Any:
+    """Returns what `network` does, which takes samples as they are."""
     import gradleak as gl
 
     if not self.torch_model:

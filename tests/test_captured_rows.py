@@ -1,6 +1,7 @@
 """A captured update of a network for rows of a table, or for texts: attacked and judged like one of images."""
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -237,6 +238,45 @@ def test_the_program_takes_the_columns_or_the_tokens_of_a_dataset(name, rows, no
   assert expected in done.out
   refused = programs.start('attack', *files, *own, *common, '--sample_shape=11')
   assert refused.status == 2 and '--sample_shape is that of the samples of --dataset' in refused.err
+
+
+@pytest.mark.long
+def test_numbers_that_the_client_scales_in_its_own_way(tmp_path):
+  """A client takes (age − 40) / 100, and sizes as they are; it is attacked in Python, and by the program on files."""
+  rng = np.random.default_rng(0)
+  columns = {'age': rng.integers(20, 80, 60), 'size': rng.normal(5, 2, 60), 'sex': rng.choice(['f', 'm'], 60)}
+  given = {'age': {'center': 40, 'scale': 100}, 'size': {'scale': 1}}
+  labels = rng.choice(['no', 'yes'], 60)
+  private = gl.data.table(columns, labels, given=given)
+  mine, target = {name: values[:1] for name, values in columns.items()}, np.asarray([labels[0] == 'yes'], np.int32)
+  row = np.asarray([[(mine['age'][0] - 40) / 100, mine['size'][0], *np.eye(2)[int(mine['sex'][0] == 'm')]]], np.float32)
+  plain = gl.models.mlp(2, 'default', widths=16)
+  variables = plain.init(jax.random.key(0), (4,))
+
+  def loss(params):
+    logits, _ = plain.apply({'params': params}, row, True, None)
+    return -jax.nn.log_softmax(logits)[0, target[0]]
+
+  update = jax.tree.map(np.asarray, jax.grad(loss)(variables['params']))
+  truth = tables.from_json(private.settings['schema']).encode(mine), target
+  shared = {'modality': of_config(private.settings), 'attacks': [gl.attacks.fidel()], 'controls': 1, 'progress': 'none'}
+  network = gl.models.standardised(plain, *private.scaling)
+  found = gl.attack(jax.random.key(1), network, variables, update, truth=truth, **shared)
+  assert found.rows[0]['verdict'] == 'exact' and found.inversions[0].at_truth < 1e-6
+  with pytest.raises(gl.UsageError, match=r"numbers are taken, and 'mlp.*' does not do that: give .*standardised"):
+    gl.attack(jax.random.key(1), plain, variables, update, **shared)
+
+  for what, tree in (('weights', variables['params']), ('update', update)):
+    np.savez(tmp_path / what, **{'/'.join(trees.path_names(p)): x for p, x in jax.tree.leaves_with_path(tree)})
+  lines = [f'{age},{size:.5f},{sex},{ill}' for age, size, sex, ill in zip(*columns.values(), labels, strict=True)]
+  (tmp_path / 'known.csv').write_text('\n'.join(['age,size,sex,ill', *lines]))
+  (tmp_path / 'schema.json').write_text(json.dumps({'columns': given}))
+  files = [f'--{what}={tmp_path}/{what}.npz' for what in ('weights', 'update')]
+  of = [f'--dataset=table:{tmp_path}/known.csv', '--model=mlp(widths=16)', f'--workdir={tmp_path}/found']
+  options = ['--attacks=fidel', '--controls=1', '--compilation_cache=']
+  done = programs.start('attack', *files, *of, *options, f'--schema={tmp_path}/schema.json')
+  assert done.status == 0 and f'fidel, row 1: age: {mine["age"][0]}' in done.out, done.err
+  assert 'scaled as (number − 40) / 100' in done.err
 
 
 def changed(case, **fields):

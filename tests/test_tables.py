@@ -111,6 +111,27 @@ def test_cells_are_moved_to_what_a_column_may_have(schema):
   assert schema.texts(schema.cells(row))[0][3] == '–'
 
 
+def test_how_a_network_scales_its_numbers(schema):
+  assert schema.scaling is None and from_file(schema) == schema and 'scaling' not in schema.to_json()['columns'][0]
+  given = {**KNOWN, 'age': {'scale': 10}, 'stage': {**KNOWN['stage'], 'center': 1}}
+  own = tables.infer(COLUMNS, given)
+  assert from_file(own) == own
+  np.testing.assert_array_equal(own.encode(COLUMNS), schema.encode(COLUMNS))  # as all rows are
+  mean, std = own.scaling
+  taken = (own.encode(COLUMNS) - mean[None]) / std[None]
+  np.testing.assert_allclose(taken[:, 0], np.asarray(COLUMNS['age']) / 10, rtol=1e-6)
+  np.testing.assert_allclose(taken[:3, 3], [-1, 0, 1], atol=1e-6)  # the places of I, II and III less 1
+  np.testing.assert_array_equal(np.delete(taken, [0, 3], 1), np.delete(own.encode(COLUMNS), [0, 3], 1))
+  model = gl.models.mlp(2, widths=4)
+  assert 'by which center and scale' in judged.misfit(own, model) and not judged.misfit(schema, model)
+  assert not judged.misfit(own, gl.models.standardised(model, mean, std))
+  assert judged.misfit(own, gl.models.standardised(model, mean, 2 * std))
+
+
+def from_file(schema):
+  return tables.from_json(json.loads(json.dumps(schema.to_json())))
+
+
 @pytest.mark.parametrize(
   ('columns', 'given', 'said'),
   [
@@ -135,6 +156,9 @@ def test_cells_are_moved_to_what_a_column_may_have(schema):
     ({'a': ['x', 'y']}, {'a': {'levels': {'x', 'y'}}}, "the levels of the column 'a' are .* expected a list"),
     ({'a': ['x', 'y']}, {'a': ['ordinal']}, r"what is given of the column 'a' is \['ordinal'\], expected a kind"),
     ({'a': ['x', 'y']}, {'a': None}, "what is given of the column 'a' is None, expected a kind"),
+    ({'a': ['x', 'y']}, {'a': {'scale': 2}}, "the column 'a' is binary, which has no numbers to scale"),
+    ({'a': [1, 2, 3]}, {'a': {'scale': 0}}, "the scale of the column 'a' is 0, expected a finite number"),
+    ({'a': [1, 2, 3]}, {'a': {'center': 'b'}}, "the center of the column 'a' is 'b', expected a finite number"),
     ({'a': ['x', 'y']}, ['a'], r"given is \['a'\], expected name -> what is known"),
   ],
 )

@@ -85,6 +85,12 @@ class Dataset(NamedTuple):
     known = self.settings.get('schema')
     return () if known is None else tuple(field.width for field in tables.from_json(known).fields)
 
+  @property
+  def scaling(self) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and deviation [D] of `models.standardised`, where a table's network takes numbers otherwise; else None."""
+    known = self.settings.get('schema')
+    return None if known is None else tables.from_json(known).scaling
+
 
 @ranged
 def load(

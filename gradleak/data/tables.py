@@ -23,7 +23,9 @@ UNNAMED = 'unnamed'  # the heading of a column that has none, as pandas writes o
 GAPS = frozenset(
   {'', '?', '.', '-', '--', 'na', 'n/a', 'n.a.', '#n/a', '#na', '<na>', 'nan', '-nan', 'nat', 'none', 'null', MISSING}
 )
-_KEYS = ('kind', 'levels')  # of what is given of a column
+_SCALING = {'center': 0.0, 'scale': 1.0}  # as a column has them where the other is given
+_KEYS = ('kind', 'levels', *_SCALING)  # of what is given of a column
+_SMALLEST = 1e-30  # of a scale
 _FEW = 12  # whole numbers with at most so many values are ordinal
 _MANY = 100  # levels beyond which a text is taken for a name or a number of its own
 FLAGGED = 0.5  # of the entry of a row that says that a number is missing
@@ -51,6 +53,7 @@ class Field(NamedTuple):
     low, high: the range of its numbers.
     step: what its numbers are multiples of, 1 for whole ones; 0 for anything.
     gaps: whether values may be missing.
+    scaling: (center, scale), where the network takes numbers as (number − center) / scale; None for `mean` and `std`.
   """
 
   name: str
@@ -64,6 +67,7 @@ class Field(NamedTuple):
   high: float = 0.0
   step: float = 0.0
   gaps: bool = False
+  scaling: tuple[float, float] | None = None
 
   @property
   def numeric(self) -> bool:
@@ -101,6 +105,7 @@ class Field(NamedTuple):
       f'{self.low:.4g} to {self.high:.4g}' if self.kind == CONTINUOUS else f'{len(self.levels)} levels ({listed})'
     ]
     told += ['whole numbers'] if self.kind == CONTINUOUS and self.step == 1 else []
+    told += ['scaled as (number − {:g}) / {:g}'.format(*self.scaling)] if self.scaling else []
     return f'{self.name}: {self.kind}, {", ".join(told)}{", with gaps" if self.gaps else ""}'
 
 
@@ -129,8 +134,12 @@ class Schema(NamedTuple):
   def to_json(self) -> dict[str, Any]:
     """Returns it as plain JSON values."""
     plain = [
-      {name: list(value) if isinstance(value, tuple) else value for name, value in field._asdict().items()}
-      for field in self.fields
+      {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in one._asdict().items()
+        if value is not None
+      }
+      for one in self.fields
     ]
     return {'columns': plain, 'sensitive': list(self.sensitive)}
 
@@ -177,6 +186,16 @@ class Schema(NamedTuple):
       of = slice(place.stop - len(shares), place.stop)
       mean[of], std[of] = shares, np.sqrt(shares * (1 - shares))
     return mean, std
+
+  @property
+  def scaling(self) -> tuple[np.ndarray, np.ndarray] | None:
+    """What `models.standardised` takes to make of a row what the network takes, two float32 [D]; None for the row."""
+    mean, std = np.zeros(self.width, np.float32), np.ones(self.width, np.float32)
+    for field, place in zip(self.fields, self.places, strict=True):
+      if field.scaling is not None:
+        center, scale = field.scaling
+        mean[place.start], std[place.start] = (center - field.mean) / field.std, scale / field.std
+    return (mean, std) if any(field.scaling for field in self.fields) else None
 
   def cells(self, rows: Any) -> np.ndarray:
     """Returns the cells that encoded rows [N, D] stand for, float64 [N, F]; a search may have moved their entries.
@@ -254,14 +273,16 @@ def infer(
   Args:
     columns: name -> values, numbers or texts; None, NaN and what `GAPS` lists are gaps.
     given: name -> what is known better: a kind, 'ignore', or a dict with 'kind', and 'levels' in their order. A text
-      that is listed as a level is no gap. Ordinal texts need levels, and continuous columns have none.
+      that is listed as a level is no gap. Ordinal texts need levels, and continuous columns have none. 'center' and
+      'scale' say how the network takes numbers, see `Field`; one without the other is beside 0 or 1.
     fitted: the rows whose means, deviations and shares are taken; levels and ranges are those of all. None for all.
     sensitive: names of columns that are worse to lose than others.
 
   Raises:
     UsageError: for a column without a value or with one value only, texts that are nearly all different, and for what
       is given of a column that is not there. Also for unknown keys of a column, and levels that are missing, empty,
-      equal or of a continuous column. Also for infinity among numbers, and cells that are lists or no text in UTF-8.
+      equal or of a continuous column, and for a scaling of what is no number. Also for infinity among numbers, and
+      cells that are lists or no text in UTF-8.
       Also for what may be no category and no number, unless a kind is given: numbers among which are texts, or which
       are written with commas or units, numbers of rows, and spellings that differ in capital letters alone.
   """
@@ -272,9 +293,13 @@ def infer(
     errors.check_choice('column', name, list(columns))
   fields = []
   for name, values in columns.items():
-    kind, levels = _known(name, given.get(name, {}))
-    if kind != 'ignore':
-      fields.append(_inferred(name, [text_of(value) for value in values], kind, levels, fitted))
+    kind, levels, scaling = _known(name, given.get(name, {}))
+    if kind == 'ignore':
+      continue
+    field = _inferred(name, [text_of(value) for value in values], kind, levels, fitted)
+    if scaling and not field.numeric:
+      raise errors.UsageError(f'the column {name!r} is {field.kind}, which has no numbers to scale: leave "scale" out')
+    fields.append(field._replace(scaling=scaling))
   if not fields:
     raise errors.UsageError('the table has no column but its label')
   kept = {field.name for field in fields}
@@ -299,8 +324,8 @@ def check_lengths(columns: Mapping[str, Any]) -> None:
     )
 
 
-def _known(name: str, known: Any) -> tuple[str | None, tuple[str, ...]]:
-  """Returns (kind or None, levels) of what is given of a column."""
+def _known(name: str, known: Any) -> tuple[str | None, tuple[str, ...], tuple[float, float] | None]:
+  """Returns (kind or None, levels, (center, scale) or None) of what is given of a column."""
   known = {'kind': known} if isinstance(known, str) else known
   what = f'the column {name!r}'
   errors.check_instance(f'what is given of {what}', known, Mapping, "a kind, or a dict of 'kind' and 'levels'")
@@ -313,7 +338,10 @@ def _known(name: str, known: Any) -> tuple[str | None, tuple[str, ...]]:
   levels = tuple(map(text_of, levels))
   if '' in levels:
     raise errors.UsageError(f'{what} has a level without a text: leave it out, gaps are found in the values')
-  return known.get('kind'), levels
+  center, scale = (known.get(key, usual) for key, usual in _SCALING.items())
+  errors.check_number(f'the center of {what}', center, finite=True)
+  errors.check_number(f'the scale of {what}', scale, low=_SMALLEST, finite=True)
+  return known.get('kind'), levels, (float(center), float(scale)) if _SCALING.keys() & known.keys() else None
 
 
 def _inferred(

@@ -16,6 +16,7 @@ from gradleak.data.tables import FLAGGED, ORDINAL, Schema, from_json
 from gradleak.metrics.identification import MOST, PERCENTILE, different, firsts
 from gradleak.metrics.labels import checked, of_matched
 from gradleak.modalities.base import NUMBER, PLAIN, Column, Modality, Piece, Relaxation, Shown, modality
+from gradleak.models import Model
 
 RIGHT = 0.319  # standard deviations: of a value that counts as right (Vero et al. 2023)
 EXACT = 0.01  # standard deviations
@@ -274,6 +275,20 @@ def evaluate(
     **of_matched(labels_hat, labels, permutation),
     'permutation': permutation.tolist(),
   }
+
+
+def misfit(schema: Schema, model: Model) -> str:
+  """Returns why a network does not take the numbers of rows as the schema says, in words; '' where it does."""
+  if schema.scaling is None:
+    return ''
+  scaled = [place.start for field, place in zip(schema.fields, schema.places, strict=True) if field.scaling]
+  taken = np.asarray(model.normalisation or np.zeros((2, 0)), np.float32)  # mean and std
+  if taken.shape[1] == schema.width and np.array_equal(taken[:, scaled], np.stack(schema.scaling)[:, scaled]):
+    return ''
+  return (
+    f'the schema says by which center and scale numbers are taken, and {model.name!r} does not do that: give '
+    'gradleak.models.standardised(model, *data.scaling)'
+  )
 
 
 def match(schema: Schema, cells: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -563,6 +578,7 @@ def describe(schema: Schema, rows: np.ndarray) -> dict[str, Any]:
 
 _OF_SCHEMA: dict[str, Callable[..., Any]] = {
   'check': check,
+  'misfit': misfit,
   'evaluate': evaluate,
   'distinct': distinct,
   'gallery': gallery,
