@@ -151,7 +151,7 @@ def _task(entries: Sequence[dict[str, Any]], pages: str) -> tuple[bool, str, str
     *(f'{name}={_plainly(value)}' for name, value in task['more'].items() if not isinstance(value, dict)),
   ]
   known = ', '.join(filter(None, described))
-  ordered = sorted(entries, key=lambda one: (one['text'] == 'none', one['rank'] is None, _order(one)))
+  ordered = sorted(entries, key=_order)
   honest = _worst(deploy.judged(ordered, 'honest'), 'honest')
   malicious = _worst([one for one in ordered if one['malicious']], 'malicious')
   works = any(one['defense'] == 'none' and one['recovered'] for one in honest)
@@ -406,6 +406,8 @@ def _worst(entries: Iterable[Mapping[str, Any]], side: str) -> list[dict[str, An
 def _order(entry: Mapping[str, Any]) -> tuple:
   """Returns what entries are sorted by: the least leak first, among equals the smallest cost, unknown ones last.
 
+  Entries without a rank come after those with one. Behind them come those on which attacks failed, which showed little
+  for that reason, and none at last.
   Counts are compared in this order: images recovered, then those exact, re-identified, and above chance. They are
   compared by the upper ends of their intervals. So an entry of more trials, which meets rarer cases, is not ranked
   lower for them.
@@ -414,7 +416,8 @@ def _order(entry: Mapping[str, Any]) -> tuple:
   high = {one['level']: one['high'] for one in honest['levels']}
   highs = [high[level] for level in ('recognisable', 'exact', 're-identified', 'above chance')]
   points = float('inf') if cost is None else cost['points']
-  return highs, -VERDICTS.index(honest['verdict']), points, entry['defense'], entry['name']
+  known = entry['text'] == 'none', entry['rank'] is None, deploy.failed(honest)
+  return *known, highs, -VERDICTS.index(honest['verdict']), points, entry['defense'], entry['name']
 
 
 def _range(found: Mapping[str, Any]) -> str:

@@ -272,6 +272,22 @@ def test_attacks_that_failed_stand_beside_what_is_recovered(entries):
   assert deploy.lost({'verdict': 'inconclusive', 'count': 4}) == 4  # of a version that did not count them
 
 
+def test_a_defense_on_which_attacks_failed_is_not_listed_as_one_that_leaks_least():
+  made = board(
+    found({'none': ['exact'] * 4, 'prune(rate=0.9)': ['exact'] * 4, 'laplace(scale=0.1)': ['above chance'] * 4})
+  )
+  names = ['laplace(scale=0.1)', 'prune(rate=0.9)', 'none']
+  seen, lost = (
+    {
+      name: {**one, 'honest': {**one['honest'], 'failed': failed * (one['text'] == names[0])}}
+      for name, one in made.items()
+    }
+    for failed in (0, 4)
+  )
+  assert order(render_leaderboard(seen)) == names
+  assert order(render_leaderboard(lost)) == [names[1], names[0], names[2]]
+
+
 def test_names_lead_to_the_pages_of_methods(entries, source):
   assert 'methods/' not in source
   text = render_leaderboard(entries, 'methods/')
