@@ -344,10 +344,11 @@ def _cost(entry: Mapping[str, Any]) -> blocks.Cell:
   cost = entry['cost']
   if cost is None:
     return blocks.Cell('–' if entry['text'] == 'none' else 'unknown', value='')
+  sure = 'at_chance' in cost or min(cost.get('interval', [cost['points']])) > deploy.AFFORDABLE
   small = [
     deploy.interval(cost),
     'at_chance' in cost and 'at chance',
-    not _counted(entry) and said('leaderboard.costly'),
+    not _counted(entry) and said('leaderboard.costly' if sure else 'leaderboard.may_be_costly'),
   ]
   return blocks.Cell(minus(number(cost['points'])), small, value=cost['points'])
 

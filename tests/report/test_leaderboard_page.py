@@ -159,8 +159,10 @@ def test_a_defense_that_ends_at_chance_is_named():
 def test_a_cost_stands_above_its_interval():
   costs = {'prune(rate=0.9)': (-1.0, 'x', (-7.64, 5.5)), 'laplace(scale=0.1)': (2.0, 'y')}
   page = Page(render_leaderboard(board(found(), costs=costs)))
-  assert ''.join(cells(page, 'prune(rate=0.9)')[3].split()) == '−1.0−7.6to5.5toocostly'
+  assert ''.join(cells(page, 'prune(rate=0.9)')[3].split()) == '−1.0−7.6to5.5maybetoocostly'
   assert cells(page, 'laplace(scale=0.1)')[3] == '2.0'
+  above = Page(render_leaderboard(board(found(), costs={'prune(rate=0.9)': (9.0, 'x', (5.1, 12.0))})))
+  assert ''.join(cells(above, 'prune(rate=0.9)')[3].split()) == '9.05.1to12.0toocostly'
 
 
 def test_among_equals_the_cheaper_comes_first():
