@@ -134,7 +134,7 @@ def sequences(
     return span_decoder.likeliest(candidates)
   if span_sparse.crowded(second, most):
     return span_assembly.assembled(block, first, second, candidates, number, rng)
-  once = round(second.rank) <= number and round(second.rank) < round(first.rank)  # positions that a head reads
+  once = round(second.rank) <= number and round(second.rank) < round(first.rank)  # a head reads one token of each
   if about.causal and not once:
     found = span_decoder.decoded(block, second, candidates, number, rng)
   else:

@@ -57,7 +57,7 @@ def encoded(
     read = slice(place, place + 1) if once else slice(None)
     for shares in _solved(block, span, rows, seen, seeds) if len(seeds) else ():
       rounded = tuple(_rounded(shares, seen))
-      if len(rounded) <= place or rounded in tried:
+      if len(rounded) <= (place if once else 0) or rounded in tried:
         continue
       tried.add(rounded)
       picked = _polished(block, span, rows, seen, list(rounded), read)

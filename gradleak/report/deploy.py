@@ -63,9 +63,16 @@ def _untried(
 def affordable(entry: Mapping[str, Any]) -> bool:
   """Returns whether the cost of a defense is known, and at most `AFFORDABLE` by the upper end of its interval."""
   cost = entry['cost']
-  if cost is None or 'at_chance' in cost:
-    return False
-  return max(cost.get('interval', [cost['points']])) <= AFFORDABLE
+  return cost is not None and 'at_chance' not in cost and max(_ends(cost)) <= AFFORDABLE
+
+
+def too_costly(cost: Mapping[str, Any]) -> bool:
+  """Returns whether a cost is known to exceed `AFFORDABLE`, by the lower end of its interval, or ends at chance."""
+  return 'at_chance' in cost or min(_ends(cost)) > AFFORDABLE
+
+
+def _ends(cost: Mapping[str, Any]) -> Sequence[float]:
+  return cost.get('interval', [cost['points']])
 
 
 def _level(entry: Mapping[str, Any], side: str) -> dict[str, Any]:

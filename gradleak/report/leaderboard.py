@@ -344,11 +344,11 @@ def _cost(entry: Mapping[str, Any]) -> blocks.Cell:
   cost = entry['cost']
   if cost is None:
     return blocks.Cell('–' if entry['text'] == 'none' else 'unknown', value='')
-  sure = 'at_chance' in cost or min(cost.get('interval', [cost['points']])) > deploy.AFFORDABLE
+  costly = 'leaderboard.costly' if deploy.too_costly(cost) else 'leaderboard.may_be_costly'
   small = [
     deploy.interval(cost),
     'at_chance' in cost and 'at chance',
-    not _counted(entry) and said('leaderboard.costly' if sure else 'leaderboard.may_be_costly'),
+    not _counted(entry) and said(costly),
   ]
   return blocks.Cell(minus(number(cost['points'])), small, value=cost['points'])
 
@@ -409,6 +409,7 @@ def _order(entry: Mapping[str, Any]) -> tuple:
 
   Entries without a rank come after those with one. Behind them come those on which attacks failed, which showed little
   for that reason, and none at last.
+
   Counts are compared in this order: images recovered, then those exact, re-identified, and above chance. They are
   compared by the upper ends of their intervals. So an entry of more trials, which meets rarer cases, is not ranked
   lower for them.
