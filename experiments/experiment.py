@@ -38,6 +38,7 @@ from gradleak.core.storage import Workdir, computed_once, plain
 from gradleak.data import Dataset
 from gradleak.defenses import Defense
 from gradleak.defenses.defense import remarks
+from gradleak.engine.progress import computing, reporter
 from gradleak.federated import simulation
 from gradleak.federated.chance import at_chance, majority_share
 from gradleak.federated.earlier import earlier
@@ -239,7 +240,7 @@ class Run(Study):
       rows = [{**row, 'network': network} for row in rows]
     if not self.more:
       return rows
-    path, compute = os.path.join(workdir, self.more), functools.partial(self.columns, data, seed)
+    path, compute = os.path.join(workdir, self.more), functools.partial(self.columns, data, seed, progress)
     found = computed_once(path, compute)
     if any(row['defense'] not in found for row in rows):  # of a folder to which defenses were added
       os.remove(path)
@@ -285,8 +286,19 @@ class Run(Study):
       return 1, self
     return self.training.rounds, dataclasses.replace(self, training=dataclasses.replace(self.training, rounds=1))
 
-  def columns(self, data: 'Data', seed: int) -> dict[str, list[dict]]:
+  def columns(self, data: 'Data', seed: int, progress: str = 'none') -> dict[str, list[dict]]:
     """Returns text of a defense -> more columns of each trial, which are kept in the file `more`."""
+    found: dict[str, list[dict]] = {}
+    under, told = self.of_trials(data, seed), computing(reporter(progress), f'computing {self.more}')
+    for text in self.texts().values():
+      of_trial, found[text] = under(registry.defense(text)), []
+      for trial in range(self.trials):
+        found[text].append(of_trial(trial))
+        told(trial + 1, self.trials, f'uploads under {text}')
+    return found
+
+  def of_trials(self, data: 'Data', seed: int) -> Callable[[Defense], Callable[[int], dict]]:
+    """Returns defense -> trial -> the columns of its row beside those of an audit."""
     raise NotImplementedError
 
   def write(self, result: AuditResult, folder: str) -> None:

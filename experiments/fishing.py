@@ -16,7 +16,7 @@ import optax
 import gradleak as gl
 from experiments.experiment import Data, Run
 from experiments.panels import Panel, sheet
-from gradleak import AuditResult, registry
+from gradleak import AuditResult
 from gradleak.attacks import AttackMethod
 from gradleak.core import errors, trees
 from gradleak.core.promotion import promoting
@@ -110,8 +110,8 @@ class Fishing(Run):
       return 1, self
     return self.training_steps, dataclasses.replace(self, training_steps=1)
 
-  def columns(self, data: Data, seed: int) -> dict[str, list[dict]]:
-    """Returns defense -> 'cosine', 'queries' and 'alone' of each trial."""
+  def of_trials(self, data: Data, seed: int) -> Callable[[Defense], Callable[[int], dict]]:
+    """Returns defense -> trial -> its 'cosine', 'queries' and 'alone'."""
     every, attack = self.scenario(data, seed), self.method()
     target, size = attack.settings['target'], self.settings.batch_size
 
@@ -122,8 +122,7 @@ class Fishing(Run):
       cosine = isolation(every.client, fished, batch.samples[: self.count], target)
       return {'cosine': cosine, 'queries': fished.queries, 'alone': bool(fished.alone)}
 
-    texts = self.texts().values()
-    return {text: [of_trial(registry.defense(text), trial) for trial in range(self.trials)] for text in texts}
+    return lambda defense: functools.partial(of_trial, defense)
 
   def write(self, result: AuditResult, folder: str) -> None:
     """Writes isolated.png, samples of the class in the first batch and what was reconstructed, and then the report."""

@@ -1,6 +1,8 @@
 """The imprint attack read as in DCS²'s published code: of the images returned, only the last is scored."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 
 import gradleak as gl
 from experiments.experiment import Data, Run
-from gradleak import metrics, registry
+from gradleak import metrics
 from gradleak.core.trees import Tree
 from gradleak.defenses import Defense
 
@@ -22,28 +24,27 @@ class Imprinted(Run):
 
   more: ClassVar[str] = 'last.json'
 
-  def columns(self, data: Data, seed: int) -> dict[str, list[dict]]:
-    """Returns defense -> 'last_psnr' and 'last_ssim' of each trial, whose upload holds one image."""
-    honest = self.scenario(data, seed)
+  def of_trials(self, data: Data, seed: int) -> Callable[[Defense], Callable[[int], dict]]:
+    """Returns defense -> trial -> its 'last_psnr' and 'last_ssim'; the upload holds one image."""
     server = self.method().server
-    sent = server.factory(**server.settings).prepare(jax.random.key(seed), honest, 1)
-    return {text: self._last_under(registry.defense(text), sent, seed) for text in self.texts().values()}
+    sent = server.factory(**server.settings).prepare(jax.random.key(seed), self.scenario(data, seed), 1)
+    return functools.partial(_last_under, sent, jax.random.key(seed))
 
-  def _last_under(self, defense: Defense, sent: gl.Scenario, seed: int) -> list[dict]:
-    shape = sent.samples.shape[1:]
-    context = gl.defenses.Context(sent.client, sent.variables, shape, sent.public)
-    send = jax.jit(gl.defenses.bind(defense, context).client(sent.client).local_update)
-    labels = 2 if any(stage.name == 'concealment' for stage in defense.stages) else 1
-    found = []
-    for trial in range(self.trials):
-      batch = (x[trial : trial + 1] for x in (sent.samples, sent.targets))
-      key = jax.random.fold_in(jax.random.key(seed), trial)
-      update = send(key, sent.variables, *batch).update['imprint']['measure']
-      image = last_returned(jax.device_get(update), labels).reshape(1, *shape)
-      truth = sent.samples[trial : trial + 1]
-      scores = {'last_psnr': metrics.psnr(image, truth), 'last_ssim': metrics.ssim(image, truth)}
-      found.append({name: float(np.asarray(score).squeeze()) for name, score in scores.items()})
-    return found
+
+def _last_under(sent: gl.Scenario, key: jax.Array, defense: Defense) -> Callable[[int], dict]:
+  shape = sent.samples.shape[1:]
+  context = gl.defenses.Context(sent.client, sent.variables, shape, sent.public)
+  send = jax.jit(gl.defenses.bind(defense, context).client(sent.client).local_update)
+  labels = 2 if any(stage.name == 'concealment' for stage in defense.stages) else 1
+
+  def of_trial(trial: int) -> dict:
+    truth, targets = (x[trial : trial + 1] for x in (sent.samples, sent.targets))
+    upload = send(jax.random.fold_in(key, trial), sent.variables, truth, targets).update['imprint']['measure']
+    image = last_returned(jax.device_get(upload), labels).reshape(1, *shape)
+    scores = {'last_psnr': metrics.psnr(image, truth), 'last_ssim': metrics.ssim(image, truth)}
+    return {name: float(np.asarray(score).squeeze()) for name, score in scores.items()}
+
+  return of_trial
 
 
 def last_returned(update: Tree, count: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from experiments import experiment as machinery
 from experiments.comparison import BEST, Note
 from experiments.experiment import Cell, Experiment, Outcome, Run, Training
 from gradleak.core import errors
+from gradleak.engine import progress
 
 RUN = Run(
   'cifar10', 'convnet(width=64)', 'csdlg(tv=1e-4)', {'none': 'none', 'GC': 'prune(rate=0.8)'}, trials=100,
@@ -319,9 +320,9 @@ class Wider(Run):
 
   more = 'more.json'
 
-  def columns(self, data, seed):
+  def of_trials(self, data, seed):
     del data, seed
-    return {text: [{'length': len(text)}] for text in self.texts().values()}
+    return lambda defense: lambda trial: {'length': len(defense.stages), 'number': trial}
 
 
 def test_columns_of_defenses_that_are_added_to_a_folder_are_computed(monkeypatch, tmp_path):
@@ -333,8 +334,17 @@ def test_columns_of_defenses_that_are_added_to_a_folder_are_computed(monkeypatch
     monkeypatch.setattr(Wider, 'audit', lambda *_, **__: result)
     return Wider('digits', 'mlp', 'csdlg', defenses, trials=1).execute(None, 0, workdir=str(tmp_path))
 
-  assert [row['length'] for row in execute(bare='none')] == [4]
-  assert [row['length'] for row in execute(bare='none', noise='topk(ratio=0.1)')] == [4, 15]
+  assert [row['length'] for row in execute(bare='none')] == [0]
+  assert [row['length'] for row in execute(bare='none', noise='topk(ratio=0.1)')] == [0, 1]
+
+
+def test_columns_that_take_long_say_how_far_they_are(monkeypatch, capsys):
+  monkeypatch.setattr(progress, 'WAIT', 0.0)
+  run = Wider('digits', 'mlp', 'csdlg', {'bare': 'none', 'noise': 'topk(ratio=0.1)'}, trials=3)
+  assert [row['number'] for row in run.columns(None, 0, 'lines')['none']] == [0, 1, 2]
+  first, second, *rest = capsys.readouterr().err.splitlines()
+  assert first == 'computing more.json: 1 of 3 uploads under none'
+  assert second.startswith('computing more.json: 2 of 3 uploads under none, ') and len(rest) == 2
 
 
 def test_uploads_that_no_memory_holds_are_computed_in_parts():
