@@ -97,6 +97,39 @@ def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, mo
   assert done.status == 0 and 'csdlg(steps=3)' in done.out, done.err
 
 
+TABLE = """
+from torch import nn
+
+
+def net():
+  return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+"""
+
+
+@pytest.mark.slow
+def test_a_network_of_pytorch_takes_numbers_as_the_schema_scales_them(tmp_path, monkeypatch):
+  """A client takes (age − 40) / 100, and sizes as they are."""
+  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
+  (tmp_path / 'of_tables.py').write_text(TABLE)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.chdir(tmp_path)
+  torch.manual_seed(0)
+  network = __import__('of_tables').net()
+  torch.save(network.state_dict(), tmp_path / 'weights.pt')
+  row = torch.tensor([[(71 - 40) / 100, 2.75, 0.0, 1.0]])
+  torch.nn.functional.cross_entropy(network(row), torch.tensor([1])).backward()
+  np.savez(tmp_path / 'update.npz', **{name: one.grad.numpy() for name, one in network.named_parameters()})
+  rng = np.random.default_rng(0)
+  known = [f'{rng.integers(20, 80)},{rng.normal(5, 2):.3f},{"fm"[i % 2]},{i % 3 == 0:d}' for i in range(60)]
+  (tmp_path / 'known.csv').write_text('\n'.join(['age,size,sex,ill', *known]))
+  (tmp_path / 'schema.json').write_text('{"columns": {"age": {"center": 40, "scale": 100}, "size": {"scale": 1}}}')
+  done = programs.start(
+    'attack', '--torch_model=of_tables:net', '--weights=weights.pt', '--update=update.npz', '--attacks=fidel',
+    '--dataset=table:known.csv', '--schema=schema.json', '--controls=1', f'--workdir={tmp_path}/found',
+  )  # fmt: skip
+  assert done.status == 0 and 'fidel, row 1: age: 71, size: 2.75, sex: m' in done.out, done.err
+
+
 TOKENS = """
 from torch import nn
 
