@@ -106,8 +106,11 @@ def _cifar10(defenses):
   )
 
 
-def _imprinted(defenses, weight=SCRIPTS):
-  """Returns the audit of the imprint attack; `weight` is that of the module's second layer, 1 / (gain · bins)."""
+def _imprinted(defenses, weight=SCRIPTS, few=32):
+  """Returns the audit of the imprint attack; `weight` is of the module's second layer, 1 / (gain · bins).
+
+  `few`: trials at the scale mini.
+  """
   return Imprinted(
     'cifar10',
     MODELS['cifar10'],
@@ -116,7 +119,7 @@ def _imprinted(defenses, weight=SCRIPTS):
     trials=IMAGES,
     client=ClientSettings(batch_norm='eval'),
     public=100,
-    mini={'model': SMALL, 'trials': 32, 'changed': {'concealment': {'steps': 200}}},
+    mini={'model': SMALL, 'trials': few, 'changed': {'concealment': {'steps': 200}}},
   )
 
 
@@ -196,7 +199,7 @@ def _table_2():
     'Table 2, Imprint: defenses against a malicious server',
     'Noise and Soteria leave everything to a server that inserts a module of its own; concealed samples protect best.',
     {
-      'cifar10': _imprinted(BASELINES['imprint']),
+      'cifar10': _imprinted(BASELINES['imprint'], few=192),
       **{f'weights_{weight}': _imprinted(noisy, weight) for weight in LARGER},
     },
     (
