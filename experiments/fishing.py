@@ -111,7 +111,7 @@ class Fishing(Run):
     return self.training_steps, dataclasses.replace(self, training_steps=1)
 
   def of_trials(self, data: Data, seed: int) -> Callable[[Defense], Callable[[int], dict]]:
-    """Returns defense -> trial -> its 'cosine', 'queries' and 'alone'."""
+    """Returns defense -> trial -> the columns 'cosine', 'queries' and 'alone' of its row."""
     every, attack = self.scenario(data, seed), self.method()
     target, size = attack.settings['target'], self.settings.batch_size
 
