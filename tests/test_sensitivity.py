@@ -167,6 +167,14 @@ def test_diverged_trials_have_no_psnr_and_are_not_recovered():
   found = made(['batch'], lambda dropped: [None if dropped else 25.0] * 8)
   one = effect(found, LABORATORY, PRODUCTION)
   assert np.isnan(one.score) and one.recovered == (8, 0)
+  assert verdicts(found) == {'batch': 'not shown'}
+
+
+def test_what_diverges_in_production_is_no_protection():
+  found = made(['batch'], lambda dropped: [25.0] * 3 + [None if dropped else 25.0] * 9)
+  one = effect(found, LABORATORY, PRODUCTION)
+  assert one.recovered == (12, 3) and one.recovered_low < 0 < one.recovered_high
+  assert verdicts(found) == {'batch': 'not shown'}
 
 
 def test_the_settings_that_are_run():

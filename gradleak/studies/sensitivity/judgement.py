@@ -20,7 +20,8 @@ class Effect(NamedTuple):
     score, low, high: mean difference of the score, laboratory − production, and its 95 % interval, of images in dB; a
       score beyond `Modality.clear` counts as that. NaN where too few trials are finite.
     recovered: the numbers of samples recovered, (laboratory, production).
-    recovered_low, recovered_high: 95 % interval of the difference of the fractions recovered.
+    recovered_low, recovered_high: 95 % interval of the difference of the fractions recovered, of the trials that
+      diverged in neither setting: what diverges recovers nothing, and shows no protection.
     n: trials.
     least: the least difference of the score that is one, `Modality.effect`.
   """
@@ -162,10 +163,10 @@ def effect(found: Sensitivity, laboratory: str, production: str) -> Effect:
   scores = [np.array([math.nan if one is None else min(one, kind.clear) for one in side]) for side in values]
   recovered = [np.array([row['recovered'] for row in side], float) for side in rows]
   differences = scores[0] - scores[1]
-  known = np.isfinite(differences).sum()
+  whole = np.isfinite(differences)
   mean, low, high = statistics.difference_of_means(differences)
-  recovered_low, recovered_high = _paired(*recovered)
-  if known < statistics.MIN_RUNS:
+  recovered_low, recovered_high = _paired(*(side[whole] for side in recovered))
+  if whole.sum() < statistics.MIN_RUNS:
     low = high = recovered_low = recovered_high = math.nan
   return Effect(
     laboratory,
