@@ -230,8 +230,9 @@ def difference(
 ) -> tuple[float, float] | None:
   """Returns the interval of one of our figures less another, None where either has none.
 
-  Trials or seeds that both have are compared one by one. Without them the difference is between the intervals' ends. A
-  figure without an interval is taken to 5 %, and one with unknown noise may have any difference.
+  Trials or seeds that both have are compared one by one. Without them, or where fewer than six have all the same
+  difference, it is between the intervals' ends. A figure without an interval is taken to 5 %, and one with unknown
+  noise may have any difference.
   """
   if one[1].mean is None or other[1].mean is None:
     return None
@@ -239,8 +240,10 @@ def difference(
     return -math.inf, math.inf
   common = sorted(one[1].values.keys() & other[1].values.keys())
   if len(common) >= statistics.MIN_RUNS and not single(*one) and not single(*other):
-    _, low, high = statistics.mean_interval([one[1].values[key] - other[1].values[key] for key in common], confidence)
-    return low, high
+    paired = [one[1].values[key] - other[1].values[key] for key in common]
+    _, low, high = statistics.difference_of_means(paired, confidence)
+    if not math.isnan(low):
+      return low, high
   (low, high), (least, largest) = _allowed(*one, confidence), _allowed(*other, confidence)
   return low - largest, high - least
 

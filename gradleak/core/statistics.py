@@ -57,9 +57,9 @@ def mean_interval(values: Any, confidence: float = 0.95) -> tuple[float, float, 
   return mean, mean - half, mean + half
 
 
-def difference_of_means(differences: Any) -> tuple[float, float, float]:
+def difference_of_means(differences: Any, confidence: float = 0.95) -> tuple[float, float, float]:
   """Returns `mean_interval` of paired differences; the bounds are NaN for fewer than `EQUAL_RUNS` that are equal."""
-  mean, low, high = mean_interval(differences)
+  mean, low, high = mean_interval(differences, confidence)
   known = _without_nan(differences)
   if math.isfinite(low) and known.size < EQUAL_RUNS and np.ptp(known) <= _EQUAL:
     return mean, math.nan, math.nan
