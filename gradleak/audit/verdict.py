@@ -1,5 +1,6 @@
 """What the figures of one run amount to, in four levels, or why they amount to nothing."""
 
+import collections
 import json
 import math
 from collections.abc import Collection
@@ -144,14 +145,21 @@ def false_alarms(controls: list[dict]) -> list[dict]:
   found = []
   for pool in pools.values():
     numbers = [{name: math.nan if value is None else value for name, value in row.items()} for row in pool]
-    usual = threshold(numbers)
+    usual, least = threshold(numbers), _least(kind, numbers)
     for row, given in zip(pool, numbers, strict=True):
-      beyond = usual
-      if given[kind.score] > usual.score or any(given[name] > getattr(usual, name) for name in _COUNTS):
+      beyond = usual  # which tells nothing else of a run that no threshold of the others is below
+      if not all(given[name] <= bound for name, bound in least.items()):
         beyond = threshold([other for other in numbers if other['trial'] != row['trial']])
       judged = judge(given, beyond)
       found.append({**row, 'verdict': judged['verdict'], 'success': judged['success']})
   return found
+
+
+def _least(kind: Modality, pool: list[dict]) -> dict[str, float]:
+  """Returns the least threshold of each score that any run of a pool meets: that without the largest ones."""
+  most = max(collections.Counter(row['trial'] for row in pool).values())  # of one number, which are left out together
+  known = {name: sorted(row[name] for row in pool if not math.isnan(row[name])) for name in (kind.score, *_COUNTS)}
+  return {name: statistics.percentile_threshold(values[:-most]) for name, values in known.items()}
 
 
 def of_attackers(controls: list[dict], rows: list[dict]) -> list[dict]:

@@ -312,6 +312,18 @@ def test_false_alarms_are_those_of_runs_that_the_others_do_not_explain():
   assert '1 comes to “above chance”: a false alarm (' in str(findings.alarms(few)[0])
 
 
+@pytest.mark.parametrize('count', [1, 2, 3])
+def test_as_many_runs_are_false_alarms_as_exceed_the_others(count):
+  """Three of 32 with a recognised image are not beyond the percentile that they raise themselves."""
+  runs = [
+    {**RUN, 'trial': i, 'psnr': 9.0, 'pearson': 0.1 * (i % 4), 'recognised': int(i < count), 'candidates': 999,
+     'steps': 100, 'ssim': 0.1} for i in range(32)
+  ]  # fmt: skip
+  apart = [verdict.judge(row, verdict.threshold([one for one in runs if one is not row])) for row in runs]
+  assert [row['verdict'] for row in verdict.false_alarms(runs)] == [row['verdict'] for row in apart]
+  assert verdict.united(runs).reached['recognisable'] == count
+
+
 def test_a_control_run_that_two_stages_share_counts_once():
   level = np.random.default_rng(0).normal(0, 0.1, 15)
   level = [0.355, *(0.1 * (level - level.mean()) / level.std(ddof=1))]  # 3.55 deviations above the others
