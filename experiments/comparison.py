@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     trainings: of trainings, how many seeds the figure is of; None elsewhere.
     failed: whether the run shows nothing by itself: no trial was a success, or the model is at chance.
     untrained: of audits, whether training left the network that is attacked at chance.
-    open: what too few trainings leave open, the ends; None for `ONE_TRAINING` points to either side.
+    open: what too few trainings leave open, the ends; None for what `left_open` says to either side.
     values: trial, or seed -> its figure; what runs on the same uploads have in common is compared one by one.
   """
 
@@ -125,8 +125,8 @@ HEADINGS = {
 DECADE = 10.0  # dB in PSNR, a factor elsewhere
 ROUNDED, EXACT = 0.005, 0.05  # fraction of the paper's figure by which ours may differ: beside an interval, without one
 NORMAL = 1.96  # standard errors on either side of a mean in its 95 % interval
-# Points of accuracy to either side that a single training leaves open: repeats of most spread less. Those of FFL, with
-# clients of a few classes, may spread more, and have three seeds.
+# Points of accuracy: a standard deviation of trainings under other seeds, which most have less of. Those of FFL, with
+# clients of a few classes, have more, and ten seeds.
 ONE_TRAINING = 5.0
 TIMED = (
   'overhead',
@@ -151,7 +151,7 @@ def verdict(cell: Cell, found: Outcome) -> str:
   known number n. For several figures of the paper, it is from the least to the largest; else it is the paper's figure.
 
   - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
-    So are a figure of fewer than three trials, and an accuracy of as few trainings within 5 points of the paper's.
+    So are a figure of fewer than three trials, and an accuracy of as few trainings within what they leave open.
   - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number. If neither has an
     interval, the figures differ by at most 5 %. Seconds never agree, since they are of another machine.
   - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten.
@@ -187,6 +187,12 @@ def single(cell: Cell, found: Outcome) -> bool:
   return cell.metric in ACCURACIES and found.trainings is not None and found.trainings < statistics.MIN_RUNS
 
 
+def left_open(accuracy: float, tested: int) -> float:
+  """Returns the points to either side of an accuracy that too few trainings leave open, by seed and test samples."""
+  share = min(max(accuracy / 100, 0.0), 1.0)
+  return NORMAL * math.hypot(ONE_TRAINING, 100 * math.sqrt(share * (1 - share) / max(tested, 1)))
+
+
 def unmeasured(found: Outcome) -> bool:
   """Returns whether the noise of a figure is not known: it is of fewer than three trials of an audit."""
   return found.recovered is not None and found.low is None
@@ -196,23 +202,25 @@ def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[floa
   """Returns the interval of our figure, None where there is none; of few trainings, what they leave open.
 
   It is infinite where the noise of a figure is not known, see `unmeasured`. Another confidence than 0.95 widens it as
-  Student's t does. Its degrees of freedom are the trials with a figure, less one.
+  Student's t does. Its degrees of freedom are the trials with a figure, less one; few trainings have the normal's.
   """
   if found.mean is None:
     return None
-  if single(cell, found):
-    return found.open or (found.mean - ONE_TRAINING, found.mean + ONE_TRAINING)
   if unmeasured(found):
     return -math.inf, math.inf
-  if found.low is None or found.high is None:
+  few, low, high = single(cell, found), found.low, found.high
+  if few:
+    half = left_open(found.mean, found.n)
+    low, high = found.open or (found.mean - half, found.mean + half)
+  if low is None or high is None:
     return found.mean, found.mean
-  freedom = (found.trainings or len(found.values) or found.n) - 1
+  freedom = math.inf if few else (found.trainings or len(found.values) or found.n) - 1
   if confidence == 0.95 or freedom < 1:
-    return found.low, found.high
+    return low, high
   from scipy import stats
 
   wider = float(stats.t.ppf((1 + confidence) / 2, freedom) / stats.t.ppf(0.975, freedom))
-  return found.mean - wider * (found.mean - found.low), found.mean + wider * (found.high - found.mean)
+  return found.mean - wider * (found.mean - low), found.mean + wider * (high - found.mean)
 
 
 def paper_interval(cell: Cell) -> tuple[float, float] | None:

@@ -253,7 +253,7 @@ def _with(names):
 
 def gained(counts: Sequence[int], alone: Sequence[int]) -> str:
   """Returns the mean difference of paired counts with its 95 % interval, in words."""
-  mean, low, high = statistics.mean_interval(np.subtract(counts, alone))
+  mean, low, high = statistics.difference_of_means(np.subtract(counts, alone))
   return (f'{mean:+.1f}' + ('' if math.isnan(low) else f' ({low:+.1f} to {high:+.1f})')).replace('-', '−')
 
 

@@ -16,7 +16,7 @@ VERDICT = (
   'where neither has one. The paper’s ± is a standard deviation SD, its interval the mean ± 1.96 SD/√n. Where n is '
   'not known, its figure stands without an interval. “Both fail”: neither shows anything of the image. “Same order of '
   'magnitude”: within 10 dB of PSNR or a factor of ten; of seconds, nothing closer is said. “Undecided”: our interval '
-  'is wider than that; or of fewer than three trials; or an accuracy is of as few seeds and within 5 points. “No '
+  'is wider than that; or of fewer than three trials; or an accuracy is of as few seeds and within 10 points. “No '
   'conclusion”: the undefended attack of the column fails here, or its model is at chance. Else “differs”.'
 )
 UNCOUNTED = (

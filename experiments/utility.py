@@ -13,14 +13,14 @@ import numpy as np
 import optax
 
 import gradleak as gl
-from experiments.comparison import ACCURACIES, ONE_TRAINING, Cell, Outcome
+from experiments.comparison import ACCURACIES, NORMAL, ONE_TRAINING, Cell, Outcome, left_open
 from experiments.experiment import duration
 from experiments.rehearsal import Ledger
 from experiments.started import brought
 from experiments.study import Study
 from gradleak import defenses, registry
 from gradleak.core.promotion import promoting
-from gradleak.core.statistics import MIN_RUNS, mean_interval
+from gradleak.core.statistics import MIN_RUNS, difference_of_means, mean_interval
 from gradleak.core.storage import computed_once, folder_name, json_lines, plain, write_atomically
 from gradleak.data import Dataset, partition
 from gradleak.defenses import Context, Defense
@@ -218,7 +218,7 @@ class Trainings(Study):
   remarks: ClassVar[str] = 'against none'
   intervals: ClassVar[str] = (
     'Ours: accuracy of the last model on test samples, mean over seeds ± half its 95 % interval. Fewer than three '
-    'seeds have none, and leave 5 points of accuracy to either side open. “Against none” is the difference to the '
+    'seeds have none, and leave 10 points of accuracy to either side open. “Against none” is the difference to the '
     'undefended model of the same seed. '
     'Seconds are medians of warm rounds with and without the defense in turn. What “none” adds is noise, which stands '
     'behind ± at the others.'
@@ -335,7 +335,7 @@ class Trainings(Study):
     lost, ends = any(map(self._at_chance, bare)), None
     if cell.metric == 'accuracy_share':
       if bare and own != bare:
-        ends = _share_of(statistics.fmean(values.values()), statistics.fmean(undefended.values()))
+        ends = _share_of(statistics.fmean(values.values()), statistics.fmean(undefended.values()), row[tested])
       values = {} if lost else {seed: 100 * value / undefended[seed] for seed, value in values.items()}
     elif bare and own != bare:
       gained = [value - undefended[seed] for seed, value in values.items()]
@@ -363,10 +363,11 @@ class Trainings(Study):
     )
 
 
-def _share_of(accuracy: float, undefended: float) -> tuple[float, float]:
-  """Returns the ends of 100 · accuracy / undefended where both are open by `ONE_TRAINING` points to either side."""
-  most = 100 * (accuracy + ONE_TRAINING) / (undefended - ONE_TRAINING) if undefended > ONE_TRAINING else math.inf
-  return 100 * max(0.0, accuracy - ONE_TRAINING) / (undefended + ONE_TRAINING), most
+def _share_of(accuracy: float, undefended: float, tested: int) -> tuple[float, float]:
+  """Returns the ends of 100 · accuracy / undefended where both are of too few trainings, see `left_open`."""
+  ours, bare = (left_open(each, tested) for each in (accuracy, undefended))
+  most = 100 * (accuracy + ours) / (undefended - bare) if undefended > bare else math.inf
+  return 100 * max(0.0, accuracy - ours) / (undefended + bare), most
 
 
 class Setting(NamedTuple):
@@ -553,11 +554,14 @@ def compared(differences: Sequence[float]) -> str:
   """Returns the mean of differences in accuracy in words: in points, and whether it is beyond noise.
 
   Args:
-    differences: in points, of each seed; fewer than three are decided only beyond what two trainings leave open.
+    differences: in points, of each seed; fewer than three are decided only beyond what two trainings leave open, and
+      fewer than six that are equal are not decided.
   """
-  points, low, high = mean_interval(differences)
+  points, low, high = difference_of_means(differences)
   if len(differences) < MIN_RUNS:
-    known = 'beyond noise' if abs(points) > 2 * ONE_TRAINING else 'one training, undecided'
+    known = 'beyond noise' if abs(points) > 2 * NORMAL * ONE_TRAINING else 'one training, undecided'
     return f'{points:+.1f}, {known}'.replace('-', '−')
+  if math.isnan(low):
+    return f'{points:+.1f} under each seed, undecided'.replace('-', '−')
   words = 'within noise' if low <= 0 <= high else 'beyond noise'
   return f'{points:+.1f} ({low:+.1f} to {high:+.1f}), {words}'.replace('-', '−')

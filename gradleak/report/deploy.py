@@ -19,8 +19,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
-  compared by the upper ends of their intervals. A malicious server also sees what a curious one sees: the worse of
-  both counts, and neither may have failed. Where a task has several seeds, those count for which the attacks work
+  compared by the upper ends of their intervals, each of its defense alone. Where the attacks failed on a few, those are
+  not called hidden either. A malicious server also sees what a curious one sees: the worse of both counts, and neither
+  may have failed. Where a task has several seeds, those count for which the attacks work
   without a defense (`judged`). A defense counts by the one that shows most: all of them have to hide the samples.
 
   Args:
@@ -163,6 +164,12 @@ def _least(entry: Mapping[str, Any], side: str) -> float:
   return max(one['low'] for one in levels if one['level'] == SHOWN)
 
 
+def _at_most(entry: Mapping[str, Any], side: str) -> float:
+  """Returns the share of samples that an attacker may be shown, were those shown on which the attacks failed."""
+  seen = [(shown(entry[which]) + lost(entry[which]), entry[which]['n']) for which in _sides(side)]
+  return max(float(statistics.proportion_interval(min(count, n), n)[2]) for count, n in seen)
+
+
 def _seen(entry: Mapping[str, Any], side: str) -> list[float]:
   """Returns the upper ends of what an attacker sees: of samples that are recognisable, then of each level."""
   ends = []
@@ -202,7 +209,7 @@ def _side(
   flags = _flags(best)
   leaks = min(_least(entry, side) for entry in cheap) > HIDDEN
   name = 'shown' if leaks else 'flagged' if flags else 'undecided'
-  name = 'hidden' if level['range']['success_high'] <= HIDDEN and not flags else name
+  name = 'hidden' if max(level['range']['success_high'], _at_most(best, side)) <= HIDDEN and not flags else name
   facts = {
     'best': best['defense'],
     **_equal('show', [_seen(entry, side) for entry in cheap], _seen(best, side)),

@@ -1,5 +1,6 @@
 """The ranks of a task's defenses, as far as their uploads tell them apart."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,15 +31,21 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
       rates[text] = sum(deploy.shown(one['honest']) for one in kept) / number, _images(kept)
 
   def place(ours: tuple[float, int]) -> tuple[int, int]:
-    apart = [rate for rate, images in rates.values() if differ(*_counted(*ours), *_counted(rate, images))]
+    apart = [
+      rate
+      for rate, images in rates.values()
+      if all(differ(*one, *other) for one in _counted(*ours) for other in _counted(rate, images))
+    ]
     return 1 + sum(rate < ours[0] for rate in apart), len(rates) - sum(rate > ours[0] for rate in apart)
 
   ranked = {text: place(rate) for text, rate in rates.items()}
   return [ranked.get(entry['text']) if entry in defended else None for entry in entries]
 
 
-def _counted(rate: float, images: int) -> tuple[int, int]:
-  return round(rate * images), images
+def _counted(rate: float, images: int) -> set[tuple[int, int]]:
+  """Returns (count, images) that a rate of several seeds is between; rounded to one of them, it may seem apart."""
+  exact = round(rate * images, 6)
+  return {(math.floor(exact), images), (math.ceil(exact), images)}
 
 
 def _images(entries: Sequence[Mapping[str, Any]]) -> int:

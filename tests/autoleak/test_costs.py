@@ -5,6 +5,7 @@ import json
 import pytest
 
 from gradleak import UsageError
+from gradleak.core import statistics
 from gradleak.studies.autoleak import costs
 
 TASK = {'model': 'mlp', 'dataset': 'digits', 'init': 'explicit'}
@@ -99,11 +100,21 @@ def test_the_number_of_test_samples_bounds_the_figure(trained):
   assert source.endswith('(difference +16.0 to +23.9 points, by the number of test samples)')
 
 
+def test_an_interval_is_rounded_outwards(trained):
+  """What may cost 5.0019 points is not within 5."""
+  for defense, accuracy, wrong in (('none', 0.9985, range(3)), ('outpost', 0.9575, range(3, 88))):
+    folder = trained(defense, accuracy, measured={'tested': 2000}, wrong=wrong)
+  _, low, high = statistics.paired_interval(85, 3, 2000)
+  found = costs.of_training(folder, TASK)['outpost'].interval
+  assert found == pytest.approx((100 * low, 100 * high), abs=0.01)
+  assert found[0] <= 100 * low and found[1] == 5.01 >= 100 * high > 5
+
+
 def test_models_are_compared_sample_by_sample(trained):
   for defense, accuracy, wrong in (('none', 0.8, range(200)), ('outpost', 0.79, range(5, 215))):
     folder = trained(defense, accuracy, measured={'tested': 1000}, wrong=wrong)
   points, source, interval, *_ = costs.of_training(folder, TASK)['outpost']
-  assert points == 1 and interval == pytest.approx((0.1, 1.89), abs=0.01)
+  assert points == 1 and interval == pytest.approx((0.1, 1.9), abs=0.01)
   assert source.endswith(
     '(difference +0.1 to +1.9 points, by the test samples that one of the two models alone classifies wrongly)'
   )

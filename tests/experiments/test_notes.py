@@ -15,10 +15,10 @@ from tests import programs
 NAMES = sorted({note.experiment for note in NOTES})
 
 
-def judged(metric, paper, mean, half=None, spread=None, spread_n=None, trainings=None):
+def judged(metric, paper, mean, half=None, spread=None, spread_n=None, trainings=None, n=8):
   found = (mean, None, None) if half is None else (mean, mean - half, mean + half)
   cell = Cell('', '', metric, '', '', paper, spread, spread_n=spread_n)
-  return verdict(cell, Outcome(*found, 8, None, 0, trainings=trainings))
+  return verdict(cell, Outcome(*found, n, None, 0, trainings=trainings))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,11 @@ def test_the_papers_standard_deviation_is_over_a_known_number(n, expected):
 
 def test_a_single_training_decides_only_what_seeds_cannot_reverse():
   for trainings in (1, 2):
-    found = [judged('accuracy', 88.14, mean, trainings=trainings) for mean in (88.55, 87.65, 84.0, 93.1, 93.2, 19.25)]
-    assert found == ['undecided'] * 4 + ['differs'] * 2
+    found = [
+      judged('accuracy', 88.14, mean, trainings=trainings, n=1000) for mean in (88.55, 80.0, 97.0, 98.1, 77.7, 19.25)
+    ]
+    assert found == ['undecided'] * 3 + ['differs'] * 3
+    assert judged('accuracy', 88.14, 70.0, trainings=trainings, n=30) == 'undecided'  # of 30 test samples
   assert judged('accuracy', 88.14, 88.55, 0.5, trainings=3) == 'agrees'
 
 

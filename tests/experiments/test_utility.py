@@ -101,7 +101,8 @@ def test_a_difference_in_words():
   assert utility.compared([4.0, 5.0, 6.0]) == '+5.0 (+2.5 to +7.5), beyond noise'
   assert utility.compared([-3.0, 0.0, 0.0]).startswith('−1.0 (−5.3 to +3.3), within noise')
   assert utility.compared([-9.0]) == '−9.0, one training, undecided'
-  assert utility.compared([-11.0]) == '−11.0, beyond noise'
+  assert utility.compared([-11.0]) == '−11.0, one training, undecided'
+  assert utility.compared([-20.0]) == '−20.0, beyond noise'
 
 
 def test_a_training_belongs_to_its_test_samples_and_its_public_ones(monkeypatch):
@@ -173,26 +174,36 @@ def test_images_are_resized_and_parameters_counted_at_their_published_size():
 def test_an_accuracy_has_an_interval_only_of_three_seeds():
   def found(seeds, label='DP', metric='accuracy'):
     rows = [row(900 + 10 * s, defense='none', seed=s) for s in range(seeds)]
-    rows += [row(850 + 10 * s, defense='DP', seed=s, parameters=2.0) for s in range(seeds)]
+    rows += [row(850 + 10 * s + s * s, defense='DP', seed=s, parameters=2.0) for s in range(seeds)]
     return RUN.outcome(Cell('', '', metric, '', label), rows)
 
   for seeds in (1, 2):
     assert (found(seeds).low, found(seeds).high, found(seeds).trainings) == (None, None, seeds)
   three = found(3)
-  assert three.mean == pytest.approx(86) and three.high - three.low == pytest.approx(2 * 4.303 / 3**0.5, rel=1e-3)
-  assert three.values == {0: 85, 1: 86, 2: 87}
-  assert three.remark == '−5.0 (−5.0 to −5.0), beyond noise'  # seed by seed
-  assert found(3, metric='accuracy_share').values == pytest.approx({0: 8500 / 90, 1: 8600 / 91, 2: 8700 / 92})
+  values = [85, 86.1, 87.4]
+  assert three.mean == pytest.approx(sum(values) / 3)
+  assert three.high - three.low == pytest.approx(2 * 4.303 * np.std(values, ddof=1) / 3**0.5, rel=1e-3)
+  assert three.values == pytest.approx(dict(enumerate(values)))
+  assert three.remark == '−4.8 (−5.4 to −4.3), beyond noise'  # seed by seed
+  assert found(3, metric='accuracy_share').values == pytest.approx({0: 8500 / 90, 1: 8610 / 91, 2: 8740 / 92})
   assert found(3, metric='parameters').mean == 2
 
 
 @pytest.mark.parametrize(('undefended', 'defended'), [(90.0, 85.0), (19.7, 19.1)])
 def test_the_share_of_a_small_accuracy_is_open_by_more_points(undefended, defended):
-  """Of 19.7 %, 5 points of accuracy are 25 of the share: 97 % of it held “more than 90 %”."""
+  """Of 19.7 %, 10 points of accuracy are 50 of the share: 97 % of it held “more than 90 %”."""
   rows = [row(10 * undefended, defense='none', seed=0), row(10 * defended, defense='DP', seed=0)]
   cell = Cell('', '', 'accuracy_share', '', 'DP')
   found = comparison.interval(cell, RUN.outcome(cell, rows))
-  assert found == pytest.approx((100 * (defended - 5) / (undefended + 5), 100 * (defended + 5) / (undefended - 5)))
+  bare, ours = (comparison.left_open(accuracy, 1000) for accuracy in (undefended, defended))
+  assert min(bare, ours) > 9.8
+  low, high = (defended - ours) / (undefended + bare), (defended + ours) / (undefended - bare)
+  assert found == pytest.approx((100 * low, 100 * high))
+
+
+def test_equal_differences_of_a_few_seeds_are_not_decided():
+  assert utility.compared([0.1] * 3) == '+0.1 under each seed, undecided'
+  assert utility.compared([0.1] * 6) == '+0.1 (+0.1 to +0.1), beyond noise'
 
 
 @pytest.mark.parametrize('metric', ['overhead', 'defense_seconds'])

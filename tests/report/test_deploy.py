@@ -169,8 +169,11 @@ def test_attacks_that_did_not_converge_say_nothing_for_a_defense():
   assert [one.facts.get('best') for one in told] == ['a', 'b', None] and 'Under `a` the attacks' in str(told[-1])
   assert 'says nothing for this defense' in str(told[-1])
   assert names(OPEN, failed) == ['hidden_honest', 'inconclusive_malicious']
-  failed['malicious']['count'] = 4  # as few as may be shown
-  assert names(OPEN, failed, other) == ['hidden_honest', 'hidden_malicious']
+  failed['malicious']['count'] = 4  # as few as may be shown, which more uploads might turn out to be
+  assert names(OPEN, failed, other) == ['hidden_honest', 'undecided_malicious']
+  many = entry('a', 0, 400, malicious=0)
+  many['malicious'] |= {'verdict': 'inconclusive', 'count': 4}
+  assert names(OPEN, many, other) == ['hidden_honest', 'hidden_malicious']
 
 
 @pytest.mark.parametrize('worst', ['inconclusive', 'diverged', 'above chance'])

@@ -41,6 +41,16 @@ def test_seeds_of_the_same_images_are_no_more_images():
   assert ranks(others) == [rank for rank in ((1, 1), (2, 2), (3, 3)) for _ in range(4)]
 
 
+def test_a_rate_between_two_counts_is_apart_only_where_both_are():
+  """1 of 48 is a third of an image of 16: 0 of them would differ from 5, and 1 does not."""
+  one = [
+    {**entry(name, count, 16), 'seed': seed, 'fingerprints': {'data': 'x'}}
+    for name, counts in (('a', (1, 0, 0)), ('b', (5, 5, 5)))
+    for seed, count in enumerate(counts)
+  ]
+  assert differ(0, 16, 5, 16) and not differ(1, 16, 5, 16) and ranks(one) == [(1, 2)] * 6
+
+
 def test_seeds_of_fewer_uploads_take_the_first_images_of_one_split():
   fewer = [
     {**entry(name, count, n), 'seed': seed, 'fingerprints': {'data': f'first {n}'}}

@@ -1,5 +1,6 @@
 """What a defense costs: the accuracy of a finished training under it, beside that of the same training without one."""
 
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ def _cost(bare: _Ended, one: _Ended) -> Cost:
   lost, text = gained(bare.last, bare.wrong, last, one.wrong), one.config.get('defense_text', '')
   if lost is None:
     return Cost(points, source, None, one.at_chance, text)
-  low, high = (round(100 * bound, 2) for bound in (lost.low, lost.high))
+  low, high = math.floor(round(1e4 * lost.low, 6)) / 100, math.ceil(round(1e4 * lost.high, 6)) / 100  # outwards
   by = 'test {} that one of the two models alone classifies wrongly' if lost.pairs else 'number of test {}'
   chance = f' (difference {low:+.1f} to {high:+.1f} points, by the {by.format(one.noun)})'.replace('-', '−')
   return Cost(points, source + chance, (low, high), one.at_chance, text)
