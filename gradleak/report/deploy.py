@@ -19,8 +19,8 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
-  compared by the upper ends of their intervals, each of its defense alone. Where the attacks failed on a few, those are
-  not called hidden either. A malicious server also sees what a curious one sees: the worse of both counts, and neither
+  compared by the upper ends of their intervals; that several are compared widens none. Where the attacks failed on a
+  few, those are not called hidden either. A malicious server also sees what a curious one sees: the worse of both counts, and neither
   may have failed. Where a task has several seeds, those count for which the attacks work
   without a defense (`judged`). A defense counts by the one that shows most: all of them have to hide the samples.
 
