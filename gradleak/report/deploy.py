@@ -1,5 +1,6 @@
 """What to deploy on a task: what its entries of the leaderboard say, and what they leave open."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,10 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
   compared by the upper ends of their intervals; that several are compared widens none. Where the attacks failed on a
-  few, those are not called hidden either. A malicious server also sees what a curious one sees: the worse of both counts, and neither
-  may have failed. Where a task has several seeds, those count for which the attacks work
-  without a defense (`judged`). A defense counts by the one that shows most: all of them have to hide the samples.
+  few, those are not called hidden either. A malicious server also sees what a curious one sees: the worse of both
+  counts, or both together where samples are called hidden, and neither may have failed. Where a task has several seeds,
+  those count for which the attacks work without a defense (`judged`). A defense counts by the one that shows most: all
+  of them have to hide the samples.
 
   Args:
     entries: of the leaderboard, of one task.
@@ -165,9 +167,13 @@ def _least(entry: Mapping[str, Any], side: str) -> float:
 
 
 def _at_most(entry: Mapping[str, Any], side: str) -> float:
-  """Returns the share of samples that an attacker may be shown, were those shown on which the attacks failed."""
-  seen = [(shown(entry[which]) + lost(entry[which]), entry[which]['n']) for which in _sides(side)]
-  return max(float(statistics.proportion_interval(min(count, n), n)[2]) for count, n in seen)
+  """Returns the share of samples that an attacker may be shown, were those shown on which the attacks failed.
+
+  A malicious server may be shown others by the attacks of a curious one than by its own.
+  """
+  seen = [entry[which] for which in _sides(side)]
+  n, share = min(one['n'] for one in seen), sum((shown(one) + lost(one)) / one['n'] for one in seen)
+  return float(statistics.proportion_interval(min(n, math.ceil(round(share * n, 6))), n)[2])
 
 
 def _seen(entry: Mapping[str, Any], side: str) -> list[float]:

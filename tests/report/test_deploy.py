@@ -187,6 +187,12 @@ def test_uploads_on_which_attacks_failed_are_no_evidence_whatever_the_worst_verd
   assert ranks([NONE, leaking, other]) == [None, (2, 2), (1, 1)]
 
 
+def test_a_malicious_server_may_be_shown_other_samples_by_each_kind_of_attack():
+  bare = entry('none', 64, 64, malicious=64, cost=None)
+  assert names(bare, entry('a', 1, 64, malicious=0)) == ['hidden_honest', 'hidden_malicious']
+  assert names(bare, entry('a', 1, 64, malicious=1)) == ['hidden_honest', 'undecided_malicious']  # 2 of 64: 0–10.8 %
+
+
 def test_a_defense_is_credited_where_the_attacks_of_its_own_seed_work():
   blind = [{**entry(name, 0), 'seed': 1} for name in ('none', 'a')]
   working = [{**one, 'seed': 0} for one in (NONE, entry('b', 20))]
