@@ -22,9 +22,9 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
   compared by the upper ends of their intervals; that several are compared widens none. Where the attacks failed on a
   few, those are not called hidden either. A malicious server also sees what a curious one sees: the worse of both
-  counts, or both together where samples are called hidden, and neither may have failed. Where a task has several seeds,
-  those count for which the attacks work without a defense (`judged`). A defense counts by the one that shows most: all
-  of them have to hide the samples.
+  counts, and neither may have failed. Samples are called hidden by both counts together. Where a task has several
+  seeds, those count for which the attacks work without a defense (`judged`). A defense counts by the one that shows
+  most: all of them have to hide the samples.
 
   Args:
     entries: of the leaderboard, of one task.
