@@ -90,7 +90,8 @@ def test_a_batch_is_peeled_to_its_images(digits):
 
 
 def test_differences_are_paired():
-  assert separation.gained([5, 6, 7], [3, 4, 5]) == '+2.0 (+2.0 to +2.0)'
+  assert separation.gained([5, 6, 8], [3, 4, 5]) == '+2.3 (+0.9 to +3.8)'
+  assert separation.gained([5, 6, 7], [3, 4, 5]) == '+2.0'  # three that are equal show no spread
   assert separation.gained([1, 3], [2, 2]).startswith('+0.0 (−')
   assert separation.gained([3], [5]) == '−2.0'
 
