@@ -556,6 +556,7 @@ def _utility_tables():
       f'{costs_nothing} on the test set, and falls less than under other defenses on these samples.',
       {FOR_TINY: ('cifar10', _lines_of(imprint, ACCURACIES['imprint']))},
       (REPLACED,),
+      seeds=3,
     ),
     _accuracies(
       'dcs2_3_accuracy',
