@@ -78,17 +78,22 @@ def test_the_help_says_that_it_runs_code():
   assert "and so runs the user's code, as no file's does" in ' '.join(done.out.split())
 
 
-@pytest.mark.slow
-def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, monkeypatch):
+def send(tmp_path, monkeypatch, module, source, loss):
+  """Writes weights.pt and update.npz of the network `net()` of a module, whose loss `loss(torch, network)` is."""
   torch = pytest.importorskip('torch', reason='PyTorch is not installed')
-  (tmp_path / 'my_networks.py').write_text(NETWORK)
+  (tmp_path / f'{module}.py').write_text(source)
   monkeypatch.syspath_prepend(str(tmp_path))
   monkeypatch.chdir(tmp_path)
   torch.manual_seed(0)
-  network = __import__('my_networks').net()
+  network = __import__(module).net()
   torch.save(network.state_dict(), tmp_path / 'weights.pt')
-  network(torch.rand(1, 1, 8, 8)).square().sum().backward()
+  loss(torch, network).backward()
   np.savez(tmp_path / 'update.npz', **{name: one.grad.numpy() for name, one in network.named_parameters()})
+
+
+@pytest.mark.slow
+def test_an_update_of_a_network_of_pytorch_is_attacked_by_a_program(tmp_path, monkeypatch):
+  send(tmp_path, monkeypatch, 'my_networks', NETWORK, lambda torch, net: net(torch.rand(1, 1, 8, 8)).square().sum())
   done = programs.start(
     'attack', '--torch_model=my_networks:net', '--weights=weights.pt', '--update=update.npz', '--sample_shape=8,8,1',
     '--attacks=csdlg(steps=3)', '--controls=2', '--labels=3', '--torch_mean=0.1', '--torch_std=0.9', '--progress=none',
@@ -109,16 +114,11 @@ def net():
 @pytest.mark.slow
 def test_a_network_of_pytorch_takes_numbers_as_the_schema_scales_them(tmp_path, monkeypatch):
   """A client takes (age − 40) / 100, and sizes as they are."""
-  torch = pytest.importorskip('torch', reason='PyTorch is not installed')
-  (tmp_path / 'of_tables.py').write_text(TABLE)
-  monkeypatch.syspath_prepend(str(tmp_path))
-  monkeypatch.chdir(tmp_path)
-  torch.manual_seed(0)
-  network = __import__('of_tables').net()
-  torch.save(network.state_dict(), tmp_path / 'weights.pt')
-  row = torch.tensor([[(71 - 40) / 100, 2.75, 0.0, 1.0]])
-  torch.nn.functional.cross_entropy(network(row), torch.tensor([1])).backward()
-  np.savez(tmp_path / 'update.npz', **{name: one.grad.numpy() for name, one in network.named_parameters()})
+  row = [[(71 - 40) / 100, 2.75, 0.0, 1.0]]
+  send(
+    tmp_path, monkeypatch, 'of_tables', TABLE,
+    lambda torch, net: torch.nn.functional.cross_entropy(net(torch.tensor(row)), torch.tensor([1])),
+  )  # fmt: skip
   rng = np.random.default_rng(0)
   known = [f'{rng.integers(20, 80)},{rng.normal(5, 2):.3f},{"fm"[i % 2]},{i % 3 == 0:d}' for i in range(60)]
   (tmp_path / 'known.csv').write_text('\n'.join(['age,size,sex,ill', *known]))
