@@ -142,7 +142,7 @@ class Flags:
     elif 'defenses' in own and not usual.startswith('none'):
       own['defenses'] = own['defenses'].removeprefix('none;')
     if 'attacks' in self and not self._holders['attacks'].value:  # a program that attacks nothing by itself
-      own.pop('attacks', None)
+      own = {name: value for name, value in own.items() if name not in ('attacks', 'steps')}
     self._fitting = {name: value for name, value in own.items() if name in self and name not in keep}
     self.columns, self.known, self.scaling = dataset.columns, dict(dataset.known), dataset.scaling
     head = gl.losses.as_loss(self.loss).own if 'loss' in self else ''
@@ -341,7 +341,7 @@ class Flags:
     modality = gl.modalities.of_config(dataset.settings)
     client = dataclasses.replace(self.client().client(model, self.outputs(dataset)), modality=modality)
     if samples is not None and client.loss.targets.decide is not None:
-      decided, right, _ = judged(client, variables, *samples)
+      decided, right, *_ = judged(client, variables, *samples)
       of = f'{len(samples[0]):,} {kind} {modality.noun[1]}'
       _program.say(f'accuracy with the weights of {self.weights}: {percent((decided == right).mean())}, of {of}')
     return variables

@@ -12,11 +12,13 @@ import pytest
 
 import gradleak as gl
 from gradleak import report
+from gradleak.core import statistics
 from gradleak.core.promotion import promoting
 from gradleak.defenses import chain, compensation, graddefense, server_dp, topk
 from gradleak.federated import training
 from gradleak.studies import frontier
 from gradleak.studies.autoleak import costs
+from tests import texts
 from tests.attackers import divide
 
 pytestmark = pytest.mark.usefixtures('fast_compilation')
@@ -116,6 +118,30 @@ def test_the_page_and_a_second_call(found, call):
   assert again.rows == found.rows
   assert [one.wrong for one in again.trained.values()] == [one.wrong for one in found.trained.values()]
   assert [one.rows for one in again.trained.values()] == [one.rows for one in found.trained.values()]
+
+
+@pytest.mark.long
+def test_tokens_are_counted_by_their_texts(tmp_path, monkeypatch):
+  """Each token of the test texts counts but the first and the padding."""
+  monkeypatch.setattr(training, 'seconds_split', lambda *given, **more: (0.0, None))
+  made, test = texts.scenario(number=8), texts.notes(20, 'train')
+  samples = test.samples.copy()
+  samples[::2, 6:] = made.client.model.padding  # of other lengths
+  again = functools.partial(
+    gl.frontier, jax.random.key(0), made, (samples, test.targets), [gl.parse('prune(rate=0.9)')], (),
+    clients=4, per_round=2, rounds=1, server_learning_rate=0.5, workdir=tmp_path, progress='none',
+  )  # fmt: skip
+  found = again()
+  expected = (samples[:, 1:] != made.client.model.padding).sum(axis=1).tolist()
+  for one in found.trained.values():
+    last = one.rows[-1]
+    assert one.lengths == expected and len(set(expected)) > 1 and last['tested'] == sum(expected)
+    right = np.ones(last['tested'])
+    right[one.wrong] = 0
+    assert last['independent'] == pytest.approx(statistics.independent_trials(right, expected))
+  for path in sorted(tmp_path.glob('*/lengths.json')):
+    path.unlink()  # as of a version that did not write it
+  assert [one.lengths for one in again().trained.values()] == [expected]
 
 
 @pytest.mark.slow

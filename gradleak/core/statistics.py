@@ -1,8 +1,8 @@
 """Statistics of trials: confidence intervals of means and proportions, thresholds from control runs."""
 
-import functools
 import math
 import numbers
+import statistics
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from gradleak.core import errors
 MIN_RUNS = 3
 EQUAL_RUNS = 6  # the range of six is a 95 % interval of the median; fewer that are equal show no spread
 _MOST_DECIMALS = 4  # of a share in per cent
+_NORMAL = statistics.NormalDist().inv_cdf(0.975)
 _EQUAL = 1e-9  # range of differences that are equal but for rounding
 
 
@@ -98,16 +99,44 @@ def proportion_interval(
   return successes / n, low, high
 
 
-@functools.cache  # SciPy computes a p-value, too, which takes most of the time
-def wilson_interval(successes: int, n: int) -> tuple[float, float, float]:
-  """Returns (share, low, high): Wilson's 95 % interval of `successes` among `n` ≥ 1 trials."""
+def independent_trials(values: Any, sizes: Any) -> float:
+  """Returns how many independent trials tell as much of a mean as trials in groups, such as the tokens of texts.
+
+  The trials of a group may be alike. With their number N and that of the groups G, N / deff · (t_{N−1} / t_{G−1})²
+  are independent, at most N (Korn and Graubard 1998). The t are quantiles of Student's distributions at 0.975.
+
+  The design effect deff (Kish 1965) is the variance of the mean by whole groups over that by single trials. The first
+  is linearised, as the sizes of groups differ. Where all values are equal, deff is N / G.
+
+  Args:
+    values: of the trials, group by group, float [N].
+    sizes: the number of trials of each group, int [G], with the sum N.
+  """
   from scipy import stats
 
-  interval = stats.binomtest(successes, n).proportion_ci(0.95, method='wilson')
-  return successes / n, float(interval.low), float(interval.high)
+  values, sizes = np.asarray(values, np.float64), np.asarray(sizes)
+  n, groups, rest = len(values), int(np.count_nonzero(sizes)), values - values.mean()
+  if groups < 2:
+    return 1.0
+  single = float(np.sum(rest**2))
+  sums = np.bincount(np.repeat(np.arange(len(sizes)), sizes), weights=rest)
+  effect = groups / (groups - 1) * float(np.sum(sums**2)) / single if single else n / groups
+  return float(min(n, n / effect * (stats.t.ppf(0.975, n - 1) / stats.t.ppf(0.975, groups - 1)) ** 2))
 
 
-def difference_interval(successes: int, n: int, others: int, m: int) -> tuple[float, float, float]:
+def wilson_interval(successes: float, n: float) -> tuple[float, float, float]:
+  """Returns (share, low, high): Wilson's 95 % interval of `successes` among `n` > 0 trials.
+
+  Neither has to be a whole number, see `independent_trials`.
+  """
+  share, square = successes / n, _NORMAL**2
+  centre = share + square / (2 * n)
+  half = _NORMAL * math.sqrt(share * (1 - share) / n + square / (4 * n**2))
+  low, high = ((centre + side) / (1 + square / n) for side in (-half, half))
+  return share, max(0.0, low) if successes else 0.0, min(1.0, high) if successes < n else 1.0
+
+
+def difference_interval(successes: float, n: float, others: float, m: float) -> tuple[float, float, float]:
   """Returns (difference of two shares, low, high), by Newcombe's hybrid of their Wilson intervals (1998, method 10).
 
   Args:
@@ -119,7 +148,7 @@ def difference_interval(successes: int, n: int, others: int, m: int) -> tuple[fl
   return p - q, p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q)
 
 
-def paired_interval(gained: int, lost: int, n: int) -> tuple[float, float, float]:
+def paired_interval(gained: float, lost: float, n: float) -> tuple[float, float, float]:
   """Returns (difference of two fractions of the same trials, low, high), by Agresti and Min's adjusted Wald (2005).
 
   It is narrower than `difference_interval` where most trials end alike on both sides. Half a trial is added to each of
@@ -128,13 +157,11 @@ def paired_interval(gained: int, lost: int, n: int) -> tuple[float, float, float
   Args:
     gained: trials that succeed on the first side alone.
     lost: on the other side alone, the fraction of which is subtracted.
-    n: trials, ≥ 1.
+    n: trials, > 0.
   """
-  from scipy import stats
-
   first, second, total = gained + 0.5, lost + 0.5, n + 2
   centre = (first - second) / total
-  half = float(stats.norm.ppf(0.975)) * math.sqrt(first + second - total * centre**2) / total
+  half = _NORMAL * math.sqrt(first + second - total * centre**2) / total
   return (gained - lost) / n, max(-1.0, centre - half), min(1.0, centre + half)
 
 

@@ -15,19 +15,23 @@ def counted(config: Mapping[str, Any]) -> str:
   return 'tokens' if loss is not None and loss().own else 'samples'
 
 
-def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
+def facts(labels: np.ndarray, predicted: np.ndarray, lengths: list[int] | None = None) -> dict[str, Any]:
   """Returns what chance is judged by, plain JSON: columns of a measured round.
 
   Args:
     labels: of the test samples, or the tokens in these, int [N].
     predicted: the class that the model predicts for each of them, int [N].
+    lengths: see `simulation.Decisions`.
 
   Returns:
     'tested' (N), 'majority_share' (of the commonest class among the samples, in [0, 1]) and 'predicted_classes' (the
-    number of classes that are predicted for any sample).
+    number of classes that are predicted for any sample). For tokens also 'independent': how many independent ones tell
+    as much of the accuracy (`statistics.independent_trials`), as those of a text are right or wrong together.
   """
+  together = {} if lengths is None else {'independent': statistics.independent_trials(labels == predicted, lengths)}
   return {
     'tested': len(labels),
+    **together,
     'majority_share': majority_share(labels),
     'predicted_classes': len(np.unique(predicted)),
   }
@@ -36,6 +40,12 @@ def facts(labels: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
 def majority_share(labels: np.ndarray) -> float:
   """Returns the fraction of the commonest class among `labels`, int [N]."""
   return float(np.unique(labels, return_counts=True)[1].max() / len(labels))
+
+
+def correct(row: Mapping[str, Any]) -> tuple[float, float]:
+  """Returns (those classified correctly, all) of a measured round, as numbers of independent samples or tokens."""
+  n = row.get('independent', row['tested'])
+  return round(row['accuracy'] * row['tested']) / row['tested'] * n, n
 
 
 def at_chance(row: Mapping[str, Any], num_classes: int | None = None, noun: str = 'samples') -> str:
@@ -55,7 +65,7 @@ def at_chance(row: Mapping[str, Any], num_classes: int | None = None, noun: str 
   share = row.get('majority_share', 1 / num_classes if num_classes else None)
   if share is None or row.get('accuracy') is None or not row.get('tested'):
     return ''
-  accuracy, low, high = statistics.wilson_interval(round(row['accuracy'] * row['tested']), row['tested'])
+  accuracy, low, high = statistics.wilson_interval(*correct(row))
   if low > share:
     return ''
   what = 'the commonest class' if 'majority_share' in row else f'one of {num_classes} classes'

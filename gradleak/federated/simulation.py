@@ -530,12 +530,26 @@ def classified(
   return np.concatenate(predicted), total / parts if parts else math.nan
 
 
+class Decisions(NamedTuple):
+  """What a model decides of test samples.
+
+  Attributes:
+    predicted: what it decides, int [N], see `classified`.
+    truth: what it has to, int [N], see `decided`.
+    loss: the mean over N.
+    lengths: where samples are texts, which give their own targets: how many of the N are tokens of each; else None.
+  """
+
+  predicted: np.ndarray
+  truth: np.ndarray
+  loss: float
+  lengths: list[int] | None = None
+
+
 def judged(
   client: Client, variables: Mapping, samples: np.ndarray, targets: np.ndarray, batch_size: int = 100
-) -> tuple[np.ndarray, np.ndarray, float]:
-  """Returns (what a client's model decides, what it has to, int [N] each; the mean loss), see `classified`, `decided`.
-
-  Where samples give their own targets, these are tokens, one for each position that counts, and the mean is over them.
+) -> Decisions:
+  """Returns what a client's model decides of samples, or of the tokens in these that count.
 
   Args:
     client: the `Client`, of whose model and loss it is.
@@ -543,17 +557,17 @@ def judged(
   """
   if not client.loss.own:
     predicted, loss = classified(client.model, variables, samples, targets, batch_size, client.loss)
-    return predicted, decided(client.loss, targets), loss
+    return Decisions(predicted, decided(client.loss, targets), loss)
   client.modality.check(samples)
   found, score = [], _score_of_tokens(client)
   for first in range(0, len(samples), batch_size):
     found.append(jax.device_get(score(variables, jnp.asarray(samples[first : first + batch_size]))))
-  predicted, truth, counted, losses = (
-    np.concatenate([part.reshape(-1) for part in parts]) for parts in zip(*found, strict=True)
-  )
+  predicted, truth, counted, losses = (np.concatenate(parts) for parts in zip(*found, strict=True))
   if not counted.any():
     raise errors.UsageError(f'the loss {client.loss} predicts nothing of these {client.modality.noun[1]}')
-  return predicted[counted], truth[counted], float(losses.sum(dtype=np.float64) / counted.sum())
+  lengths = counted.reshape(len(counted), -1).sum(axis=1)
+  mean = float(losses.sum(dtype=np.float64) / counted.sum())
+  return Decisions(predicted[counted], truth[counted], mean, lengths.tolist())
 
 
 @reusable(32)

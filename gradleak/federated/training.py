@@ -202,11 +202,11 @@ def _overdrawn(federation: Federation, state: State, key: jax.Array, privacy: Le
 
 def _measured(federation: Federation, state: State, samples: np.ndarray, targets: np.ndarray) -> dict:
   """Returns what is measured of a model on test samples."""
-  predicted, truth, loss = simulation.judged(federation.client, state.variables, samples, targets)
+  predicted, truth, loss, lengths = simulation.judged(federation.client, state.variables, samples, targets)
   return {
     'accuracy': int(np.sum(predicted == truth)) / len(truth),
     'loss': _finite(loss),
-    **chance.facts(truth, predicted),
+    **chance.facts(truth, predicted, lengths),
   }
 
 
@@ -290,24 +290,40 @@ class Gained(NamedTuple):
 
 
 def gained(
-  last: Mapping, wrong: Sequence[int] | None, other: Mapping, other_wrong: Sequence[int] | None
+  last: Mapping,
+  wrong: Sequence[int] | None,
+  other: Mapping,
+  other_wrong: Sequence[int] | None,
+  *,
+  lengths: Sequence[int] | None = None,
+  noun: str = 'samples',
 ) -> Gained | None:
   """Returns what the accuracy of a training is above that of another; None where test samples are not counted.
 
   The interval is that of pairs (`statistics.paired_interval`) where both trainings say, in accord with their accuracy,
-  which samples are wrong. Otherwise it is that of independent samples (`statistics.difference_interval`).
+  which samples are wrong. Otherwise it is that of independent samples (`statistics.difference_interval`). Tokens count
+  as so many as are independent (`statistics.independent_trials`); None where that is not known.
 
   Args:
     last, other: the last row of each, see `train`.
-    wrong, other_wrong: the numbers of the test samples that each classifies wrongly, or None.
+    wrong, other_wrong: the numbers of the test samples, or the tokens in these, that each classifies wrongly, or None.
+    lengths: of texts, see `simulation.Decisions`.
+    noun: what an accuracy counts, see `chance.counted`.
   """
   if not last.get('tested') or not other.get('tested'):
     return None
-  if _explains(wrong, last) and _explains(other_wrong, other) and last['tested'] == other['tested']:
-    here, there = set(wrong or ()), set(other_wrong or ())
-    return Gained(*statistics.paired_interval(len(there - here), len(here - there), last['tested']), pairs=True)
-  counts = [count for row in (last, other) for count in (round(row['accuracy'] * row['tested']), row['tested'])]
-  return Gained(*statistics.difference_interval(*counts), pairs=False)
+  n, texts = last['tested'], noun == 'tokens'
+  same = n == other['tested'] and (lengths is not None and sum(lengths) == n if texts else True)
+  if same and _explains(wrong, last) and _explains(other_wrong, other):
+    difference = np.zeros(n, int)
+    difference[list(other_wrong or ())] += 1
+    difference[list(wrong or ())] -= 1
+    share = statistics.independent_trials(difference, lengths) / n if texts else 1.0
+    above, below = (share * int(np.count_nonzero(difference == side)) for side in (1, -1))
+    return Gained(*statistics.paired_interval(above, below, share * n), pairs=True)
+  if texts and not ('independent' in last and 'independent' in other):
+    return None
+  return Gained(*statistics.difference_interval(*chance.correct(last), *chance.correct(other)), pairs=False)
 
 
 def _explains(wrong: Sequence[int] | None, last: Mapping) -> bool:

@@ -92,7 +92,8 @@ def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Train
   rounds, measured = trained.rows, last_measured(trained)
   lost = None
   if base is not None and not chance.at_chance(last_measured(base), *known):
-    lost = training.gained(last_measured(base), base.wrong, measured, trained.wrong)
+    before = last_measured(base)
+    lost = training.gained(before, base.wrong, measured, trained.wrong, lengths=trained.lengths, noun=known[1])
   cost, low, high = (None,) * 3 if lost is None else (100 * x for x in (lost.share, lost.low, lost.high))
   answered = sum(row['clients'] for row in rounds)
   spent = trained.epsilon

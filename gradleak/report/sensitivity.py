@@ -380,7 +380,7 @@ def _interval(effect: Effect, sign: int, digits: int) -> str:
 
 def _accuracy(found: Sensitivity, origin: str) -> dict[str, Any]:
   """Returns what a model classifies before and after a training, as texts."""
-  known = {name: percent(fraction, 0) for name, fraction in found.accuracy[origin].items() if name != 'tested'}
+  known = {name: percent(found.accuracy[origin][name], 0) for name in ('trained', 'untrained', 'guessing')}
   where = 'as its own' if origin == 'own' else f'from {origin}'
   return {**known, 'origin': where, 'rounds': found.config['training_rounds']}
 

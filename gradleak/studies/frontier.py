@@ -6,7 +6,7 @@ import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +51,7 @@ SERVERS: dict[str, Callable[['FrontierSettings'], optax.GradientTransformation]]
 }
 _RATES = {'sgd': 1.0, 'adam': 0.1}  # by default; a step of Adam moves each weight by about its rate
 _OF_ONE_SERVER = {'server_momentum': 'sgd', 'server_tau': 'adam'}
-WRONG = 'wrong.json'  # in the folder of a training: see `Trained.wrong`
+WRONG, LENGTHS = 'wrong.json', 'lengths.json'  # in the folder of a training: see `Trained`
 LEAKAGE = 'leakage.jsonl'  # likewise: what attacks after rounds found
 RESULT = 'result.json'  # likewise: seals what stands beside it, once the training is done
 TRAININGS = 'trainings.json'  # in the work directory, once all are finished: label of the defense -> its folder
@@ -143,6 +143,7 @@ class Trained(NamedTuple):
     epsilon: its `defenses.differential_privacy.Epsilon` after all rounds; None where none is counted.
     wrong: the numbers of the test samples, or the tokens in these, that the last model takes for another class; None
       where that is not known.
+    lengths: of test texts, see `federated.simulation.Decisions`.
   """
 
   rows: list
@@ -151,6 +152,7 @@ class Trained(NamedTuple):
   stopped: bool = False
   epsilon: Epsilon | None = None
   wrong: list[int] | None = None
+  lengths: list[int] | None = None
 
 
 class Leak(NamedTuple):
@@ -442,7 +444,7 @@ def _defenses(bound: list[Labelled]) -> dict:
 
 def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | None) -> Trained:
   """Trains under one defense, or goes on from its folder."""
-  check_sealed(folder / RESULT, _ANEW, renewed=(WRONG,))
+  check_sealed(folder / RESULT, _ANEW, renewed=(WRONG, LENGTHS))
   federation, ledger, given = task.federation(one.method), task.ledger(one.method), task.settings
   report_round = reporter(task.progress, given.rounds)
 
@@ -472,24 +474,25 @@ def _train(task: Task, one: Labelled, folder: pathlib.Path, after: Callable | No
     on_round=on_round,
   )
   bare = not one.method.defense.stages and not given.server_noise
+  decisions = functools.cache(lambda: simulation.judged(task.given.client, state.variables, *task.test))
   trained = Trained(
     rows,
     training.seconds_of_a_round(folder),
     None if bare else _added(task, federation, folder),
     stopped=len(rows) < given.rounds,
     epsilon=ledger.epsilon(len(rows), int(state.participations.max())) if ledger else None,
-    wrong=computed_once(folder / WRONG, lambda: _wrong(task, state.variables)),
+    wrong=computed_once(folder / WRONG, lambda: _wrong(decisions())),
+    lengths=computed_once(folder / LENGTHS, lambda: decisions().lengths) if task.given.client.loss.own else None,
   )
   if not (folder / RESULT).exists():
-    kept = [folder / name for name in ('rounds.jsonl', WRONG, LEAKAGE)]
+    kept = [folder / name for name in ('rounds.jsonl', WRONG, LENGTHS, LEAKAGE)]
     seal(folder / RESULT, {}, {path.name: description(path.read_bytes()) for path in kept if path.exists()})
   return trained
 
 
-def _wrong(task: Task, variables: Mapping) -> list[int]:
+def _wrong(found: simulation.Decisions) -> list[int]:
   """Returns the numbers of the test samples, or of the tokens in these, that a model takes for another class."""
-  found, truth, _ = simulation.judged(task.given.client, variables, *task.test)
-  return np.flatnonzero(found != truth).tolist()
+  return np.flatnonzero(found.predicted != found.truth).tolist()
 
 
 def _added(task: Task, federation: simulation.Federation, folder: pathlib.Path) -> float:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from gradleak import UsageError
@@ -128,11 +129,30 @@ def test_models_are_compared_sample_by_sample(trained):
 @pytest.mark.parametrize('loss', ['next_token', 'masked_token(share=0.2)'])
 def test_tokens_are_not_called_samples(trained, loss):
   for defense, accuracy, predicted in (('none', 0.8, 10), ('outpost', 0.6, 10), ('concealment', 0.1, 1)):
-    folder = trained(defense, accuracy, measured=LOST | {'tested': 1000, 'predicted_classes': predicted}, loss=loss)
+    measured = LOST | {'tested': 1000, 'predicted_classes': predicted, 'independent': 400.0}
+    folder = trained(defense, accuracy, measured=measured, loss=loss)
   found = costs.of_training(folder, TASK)
   assert ': 60.0 % of the 1,000 test tokens, undefended 80.0 % (' in found['outpost'].source
   assert found['outpost'].source.endswith('by the number of test tokens)')
+  ends = (100 * end for end in statistics.difference_interval(320, 400, 240, 400)[1:])
+  assert found['outpost'].interval == pytest.approx(tuple(ends), abs=0.01)
   assert found['concealment'].at_chance == 'it predicts one class for all 1,000 test tokens'
+
+
+def test_tokens_of_a_text_are_not_independent(trained):
+  """25 tokens of each of 40 texts: 3 of 40 whole texts are wrong with the defense alone, and 1 without alone."""
+  for defense, accuracy, wrong in (('none', 0.9, range(100)), ('outpost', 0.85, range(25, 175))):
+    folder = trained(defense, accuracy, measured={'tested': 1000}, wrong=wrong, loss='next_token')
+  assert costs.of_training(folder, TASK)['outpost'].interval is None  # of an earlier version
+  for name in ('00', '01'):
+    (folder / name / 'lengths.json').write_text(json.dumps([25] * 40))
+  found = costs.of_training(folder, TASK)['outpost']
+  n = statistics.independent_trials(np.repeat([-1, 0, 1, 0], [25, 75, 75, 825]), [25] * 40)
+  low, high = (100 * end for end in statistics.paired_interval(0.075 * n, 0.025 * n, n)[1:])
+  assert 30 < n < 40 and low < 0 < high and found.interval == pytest.approx((low, high), abs=0.01)
+  assert 'by the test tokens that one of the two models alone classifies wrongly' in found.source
+  (folder / '01' / 'lengths.json').write_text(json.dumps([20] * 50))  # of other texts
+  assert costs.of_training(folder, TASK)['outpost'].interval is None
 
 
 LOST = {'tested': 10_000, 'majority_share': 0.1, 'predicted_classes': 1}

@@ -18,6 +18,16 @@ def test_facts_of_predictions():
   assert facts(labels, np.zeros(5, int))['predicted_classes'] == 1
 
 
+def test_tokens_of_a_text_are_not_independent():
+  """Of 40 texts of 25 tokens each, 26 are right as a whole: 65 % of them is not above 51 %, of 1,000 tokens it is."""
+  truth, lengths = np.arange(1000) % 100 < 49, [25] * 40
+  predicted = np.where(np.arange(1000) < 650, truth, ~truth)
+  measured = {'accuracy': 0.65, **facts(truth, predicted, lengths)}
+  assert measured['tested'] == 1000 and 30 < measured['independent'] < 40 and measured['majority_share'] == 0.51
+  assert 'is not above the 51.0 %' in at_chance(measured, noun='tokens')
+  assert at_chance({**measured, 'independent': 1000}) == ''
+
+
 @pytest.mark.parametrize(
   ('measured', 'words'),
   [

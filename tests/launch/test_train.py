@@ -70,6 +70,16 @@ def test_a_protocol_sets_what_flags_do_not(tmp_path):
   assert (config['rounds'], config['clients'], config['local_epochs'], config['learning_rate']) == (1, 40, 2, 0.01)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize('dataset', ['notes', 'breast_cancer'])
+def test_rows_and_texts_are_trained_on_without_attacks(dataset, tmp_path):
+  """Texts have a number of attacker's steps of their own, which was refused where nobody attacks."""
+  flags = ('--clients=200', '--per_round=1', '--rounds=1', '--public=20', '--progress=none')
+  done = programs.start('train', f'--dataset={dataset}', *flags, f'--workdir={tmp_path}/new')
+  assert done.status == 0, done.err
+  assert (tmp_path / 'new' / '00-none' / 'lengths.json').exists() == (dataset == 'notes')
+
+
 def test_clients_of_a_protocol_have_half_of_the_classes_of_the_data():
   module, own = programs._load('train')
   with mock.patch.object(absl_flags, 'FLAGS', own):

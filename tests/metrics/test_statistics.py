@@ -111,6 +111,36 @@ def test_wilson_interval_is_scipys(successes, n):
   assert statistics.wilson_interval(successes, n) == pytest.approx(expected, abs=1e-7)
 
 
+def test_trials_in_groups_by_hand():
+  sizes = [5, 3, 0, 4]
+  # 12 alike in three groups: their design effect is 4, and t of two degrees of freedom is above that of 11.
+  assert statistics.independent_trials(np.ones(12), sizes) == pytest.approx(3 * (2.2010 / 4.3027) ** 2, rel=1e-4)
+  # Sums about the mean of 1/3 are −5/3, −1 and 8/3: 3/2 · 98/9 by groups, and 8/3 by single trials.
+  whole = np.repeat([0, 0, 1], [5, 3, 4])
+  assert statistics.independent_trials(whole, sizes) == pytest.approx(12 / 6.125 * (2.2010 / 4.3027) ** 2, rel=1e-4)
+  assert statistics.independent_trials([0.0, 1.0, 1.0], [3]) == 1
+
+
+def test_trials_in_groups_of_one_are_independent():
+  drawn = np.random.default_rng(0).integers(0, 2, 500)
+  assert statistics.independent_trials(drawn, np.ones(500, int)) == pytest.approx(500, rel=2e-3)
+
+
+@pytest.mark.parametrize('groups', [12, 80])
+def test_intervals_of_trials_in_groups_cover_the_mean(groups):
+  rng, expected = np.random.default_rng(0), 0.6
+  covered, alone = 0, 0
+  for _ in range(400):
+    sizes = rng.integers(1, 60, groups)
+    values = rng.random(sizes.sum()) < np.repeat(rng.beta(3, 2, groups), sizes)  # each text has a rate of its own
+    share, n = values.mean(), statistics.independent_trials(values, sizes)
+    _, low, high = statistics.wilson_interval(share * n, n)
+    covered += low <= expected <= high
+    _, low, high = statistics.wilson_interval(int(values.sum()), len(values))
+    alone += low <= expected <= high
+  assert covered > 0.925 * 400 and alone < 0.7 * 400
+
+
 def test_difference_interval_is_newcombes():
   """Newcombe 1998, table II (a), method 10."""
   assert statistics.difference_interval(56, 70, 48, 80) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)

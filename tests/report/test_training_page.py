@@ -239,6 +239,14 @@ def test_costs_beside_none_have_the_interval_of_pairs_where_the_samples_are_know
   assert '10.0 points less than without a defense (95 % interval of the cost 3.7 to 15.9 points)' in said(pair, ())[0]
 
 
+def test_costs_count_the_tokens_of_a_text_together():
+  base, one = (trained(share, tested=100)._replace(lengths=[10] * 10) for share in (0.9, 0.8))
+  given = {'none': base._replace(wrong=list(range(10))), 'topk': one._replace(wrong=list(range(20)))}
+  alone, tokens = (report.entries(given, config={'loss': loss})[1] for loss in ('cross_entropy', 'next_token'))
+  assert tokens['cost'] == alone['cost'] == pytest.approx(10)
+  assert tokens['cost_low'] < 0 < alone['cost_low'] and tokens['cost_high'] > 1.5 * alone['cost_high']
+
+
 MEASURED = {'tested': 10_000, 'majority_share': 0.1, 'predicted_classes': 10}
 
 

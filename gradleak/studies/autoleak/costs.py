@@ -9,7 +9,7 @@ from gradleak.core import errors
 from gradleak.core.storage import check_sealed, damaged, read_json, read_json_lines
 from gradleak.federated.chance import at_chance, counted
 from gradleak.federated.training import UNSETTLED, gained, unsettled
-from gradleak.studies.frontier import RESULT, TRAININGS, WRONG
+from gradleak.studies.frontier import LENGTHS, RESULT, TRAININGS, WRONG
 
 # What a training and the task of its costs have in common; the second ones, and `start_of`, where both say them.
 SAME, SAID = ('model', 'dataset', 'init', 'weights'), ('image_shape', 'num_classes', 'loss')
@@ -19,11 +19,12 @@ _OF_A_DEFENSE = ('defense', 'defense_text', 'defense_version', 'epsilon')
 
 
 class _Ended(NamedTuple):
-  """A finished training: its settings, its last row, `frontier.Trained.wrong`, and `training.unsettled`."""
+  """A finished training: its settings, its last row, `frontier.Trained`'s two lists, and `training.unsettled`."""
 
   config: dict
   last: dict
   wrong: list | None
+  lengths: list | None
   unsettled: float
 
   @property
@@ -98,7 +99,8 @@ def _cost(bare: _Ended, one: _Ended) -> Cost:
     f'one training of {_described(bare.config)}: {100 * last["accuracy"]:.1f} % of the {_tested(last)}test {one.noun}'
     f'{_early(one.config, last)}{_lost(one)}, {without} {100 * reached:.1f} %{_still(bare, one)}'
   )
-  lost, text = gained(bare.last, bare.wrong, last, one.wrong), one.config.get('defense_text', '')
+  lengths, text = one.lengths if one.lengths == bare.lengths else None, one.config.get('defense_text', '')
+  lost = gained(bare.last, bare.wrong, last, one.wrong, lengths=lengths, noun=one.noun)
   if lost is None:
     return Cost(points, source, None, one.at_chance, text)
   low, high = math.floor(round(1e4 * lost.low, 6)) / 100, math.ceil(round(1e4 * lost.high, 6)) / 100  # outwards
@@ -174,7 +176,7 @@ def _trainings(workdir: Any) -> dict[str, _Ended]:
       config = read_json(place / 'config.json', _AGAIN, dict)
       rows = read_json_lines(place / 'rounds.jsonl', _AGAIN)
       last = rows[-1]
-      ended = _Ended(config, last, _wrong(place / WRONG), unsettled(rows))
+      ended = _Ended(config, last, _numbers(place / WRONG), _numbers(place / LENGTHS), unsettled(rows))
       done, same = last['round'] == config['rounds'] or _spent(config, place), config['defense'] == label
     except (OSError, ValueError, LookupError, TypeError) as error:
       raise errors.UsageError(f'{place} is not of launch/train.py, or damaged ({error})') from error
@@ -202,8 +204,8 @@ def _folders(workdir: pathlib.Path) -> dict[str, str]:
   return folders
 
 
-def _wrong(path: pathlib.Path) -> list[int] | None:
-  """Returns the numbers in a file of `frontier.WRONG`, None if there is none; raises what JSON raises."""
+def _numbers(path: pathlib.Path) -> list[int] | None:
+  """Returns the whole numbers in a file, None if there is none; raises what JSON raises."""
   if not path.exists():
     return None
   numbers = read_json(path, _AGAIN, list)

@@ -298,12 +298,12 @@ def _weights(task: _Task, wide: bool, trained: bool) -> tuple[Mapping, dict[str,
   )
   measured = {}
   if test is not None:
-    predicted, truth, _ = simulation.judged(client, start, *test)
+    predicted, truth, *_ = simulation.judged(client, start, *test)
     measured = {
       'trained': rows[-1]['accuracy'],
       'untrained': float(np.mean(predicted == truth)),
       'guessing': float(np.unique_counts(truth).counts.max() / len(truth)),
-      'tested': len(truth),
+      **{name: rows[-1][name] for name in ('tested', 'independent') if name in rows[-1]},
     }
   return state.variables, measured, time.monotonic() - began
 

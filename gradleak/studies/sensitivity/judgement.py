@@ -82,6 +82,7 @@ class Sensitivity(NamedTuple):
     truth: that sample.
     accuracy: {initialisation, 'U(−0.5, 0.5)' or 'own': {'trained', 'untrained', 'guessing', 'tested'}}: fractions of
       the public samples held out that are classified correctly, and their number; guessing is the most frequent class.
+      For tokens also 'independent', see `federated.chance.facts`.
       Empty without training, and for a loss of which there is no accuracy.
     audits: {name of a setting: the folder of its audit, relative to the work directory}.
     methods: what is known of attack, defense and model, see `AuditResult.methods`.
@@ -137,7 +138,7 @@ def untrained(found: Sensitivity) -> list[str]:
   """Returns the initialisations from which the trained model is `chance.at_chance`, names of `Sensitivity.accuracy`."""
 
   def guesses(one: dict[str, float]) -> bool:
-    row = {'accuracy': one['trained'], 'majority_share': one['guessing'], 'tested': one.get('tested')}
+    row = {**one, 'accuracy': one['trained'], 'majority_share': one['guessing']}
     return one['trained'] <= one['guessing'] or bool(chance.at_chance(row))
 
   return [origin for origin, one in found.accuracy.items() if guesses(one)]
