@@ -191,6 +191,30 @@ def test_the_worst_of_all_attackers_counts_and_control_runs_do_not():
   assert sequential.stops(fails, {'trials': 8}) == []
 
 
+@pytest.mark.parametrize('verdict', ['inconclusive', 'diverged'])
+def test_uploads_on_which_attacks_failed_are_not_those_that_show_nothing(verdict):
+  """64 uploads whose attacks all failed were answered with fewer than a half, after the first eight."""
+  config = {'decide': 0.5, 'level': 'recognisable', 'error_rate': RATE, 'trials': 64}
+
+  def stop(failed, reached, **changes):
+    rows = rows_of(a=[True] * reached + [False] * (64 - reached))
+    lost = [
+      {**row, 'verdict': verdict} for row in rows[64 - failed :]
+    ]  # of one attack, beside another that saw nothing
+    return sequential.stops(rows + lost, {**config, **changes})[0]
+
+  every = stop(64, 0)
+  assert (every.answer, every.after, every.reached, every.failed) == ('undecided', 64, 0, 64)
+  assert (every.low, every.high) == (0, 1)
+  some = stop(20, 0)
+  assert (some.answer, some.failed) == ('below', 20)
+  assert some.high == anytime.proportion_interval(20, 64)[2] > anytime.proportion_interval(0, 64)[2] and some.low == 0
+  assert stop(30, 34).answer == 'above'  # what succeeded is beyond doubt
+  assert stop(64, 64).failed == 0  # on which another attack succeeds
+  share = {'decide': None, 'within': 0.2}
+  assert stop(64, 0, **share).answer == 'undecided' and stop(0, 0, **share).answer == 'within'
+
+
 def test_the_first_answer_stands():
   reached = [True] * 8 + [False] * 8  # the interval after 16 has the share in it again
   config = {'decide': 0.5, 'level': 'exact', 'error_rate': RATE, 'trials': 16}
