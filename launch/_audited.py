@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 import gradleak as gl
 from gradleak import registry
@@ -31,6 +32,7 @@ def define(*own: str, attacker: bool = True, **defaults: Any) -> Flags:
   given = Flags()
   with _program.group('what is audited'):
     given.shared(*('dataset', 'split', *OPTIONS, 'trials', 'public'), **defaults)
+    given.shared(*(['shuffle'] if attacker else []))
     rounds = defaults.pop('rounds_before', 0)
     given.integer(
       'rounds_before', rounds, 'Rounds of training on the public samples before; 0: nobody has taken part yet.'
@@ -60,10 +62,22 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
   for name, low in (('trials', 1), ('batch_size', 1), ('public', 0)):
     errors.check_number(name, getattr(given, name), low=low, high=10**6, integer=True)
   _program.say(f'reading {given.dataset} …')
-  dataset = given.read(given.split, limit=given.trials * given.batch_size)
+  dataset = _private(given)
   given.fit(dataset)
   public = public_split(given, given.public) if given.public else None
   return dataset, None if public is None else (public.samples, public.targets)
+
+
+def _private(given: Flags) -> Any:
+  """Returns the samples that are attacked: the first of their split, or such as --shuffle draws."""
+  count = given.trials * given.batch_size
+  if not ('shuffle' in given and given.shuffle):
+    return given.read(given.split, limit=count)
+  whole = given.read(given.split)
+  noun = gl.modalities.of_config(whole.settings).noun[1]
+  errors.check_limit(count, len(whole.samples), noun, given.split, given.dataset)
+  drawn = np.random.default_rng(0).permutation(len(whole.samples))[:count]
+  return whole._replace(samples=whole.samples[drawn], targets=whole.targets[drawn])
 
 
 def public_split(given: Flags, limit: int | None = None) -> Any:

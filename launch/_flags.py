@@ -28,6 +28,10 @@ SHARED: dict[str, tuple[str, Any, str]] = {
     '(CSV); texts: notes, text:PATH (.txt, .tsv, .csv).',
   ),
   'split': ('string', 'test', 'Split that the private samples come from; the first ones are taken.'),
+  'shuffle': (
+    'boolean', False,
+    'Draw the private samples from the whole split, the same for each seed, in place of its first ones.',
+  ),
   'data_dir': ('string', None, 'Folder with prepared TFDS datasets (launch/prepare_data.py).'),
   'limit': ('integer', None, 'Take the first samples alone, of each split.'),
   'image_size': ('integer', None, 'Resize images to this many pixels on a side.'),

@@ -101,8 +101,8 @@ def check_order(classes: np.ndarray) -> None:
   chance = math.lgamma(len(counts) + 1) + sum(math.lgamma(n + 1) for n in counts) - math.lgamma(len(classes) + 1)
   if 1 < blocks == len(counts) and chance < math.log(SORTED):
     raise errors.UsageError(
-      'decide and within stop at the first trials, and the samples are sorted by class: shuffle them, or take a fixed '
-      'number of trials'
+      'decide and within stop at the first trials, and the samples are sorted by class: shuffle them, as --shuffle '
+      'does, or take a fixed number of trials'
     )
 
 

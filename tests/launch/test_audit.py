@@ -296,3 +296,21 @@ def test_usual_attacks_that_a_network_does_not_offer_are_left_out_with_the_reaso
 def test_where_no_usual_attack_can_be_run_the_reason_is_the_error(tmp_path):
   done = programs.start('audit', *ROWS, '--error_rate=0.01', f'--workdir={tmp_path}')
   assert done.status == 2 and 'note:' not in done.err and 'error: error_rate is a term of the question' in done.err
+
+
+@pytest.mark.long
+def test_samples_that_are_sorted_are_drawn_where_trials_stop(tmp_path):
+  """The embedded faces stand before what is none, and no flag put them in another order."""
+  flags = (
+    '--dataset=faces', '--model=mlp', '--attacks=fidel', '--trials=64', '--decide=0.5', '--controls=8', '--public=8',
+    '--knowledge=non-adaptive', '--rounds_before=0', '--defenses=none', f'--workdir={tmp_path}/new',
+  )  # fmt: skip
+  refused = programs.start('audit', *flags)
+  assert refused.status == 2 and 'shuffle them, as --shuffle does' in refused.err
+  done = programs.start('audit', *flags, '--shuffle')
+  assert done.status == 0, done.err
+  result = gl.load(tmp_path / 'new')
+  first = gl.data.load('faces', limit=64).samples
+  assert len(result.stops) == 1 and not np.array_equal(np.asarray(result.truth)[:8].squeeze(), first[:8].squeeze())
+  few = programs.start('audit', '--dataset=digits', '--trials=9999', '--shuffle', f'--workdir={tmp_path}/few')
+  assert few.status == 2 and 'images are asked for' in few.err
