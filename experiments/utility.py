@@ -319,7 +319,8 @@ class Trainings(Study):
     remark = 'diverged' if diverged else 'at chance' if any(map(self._at_chance, own)) else ''
     if cell.metric == 'clipping_overhead':
       bound, whole = (row['text'].partition('+')[index] for index in (0, 2))
-      (other,) = (one for one in rows if one['text'] == whole and bound.startswith('clip_samples('))
+      timed = [one for one in rows if one['text'] == whole and 'round_seconds' in one]  # under the first seed
+      (other,) = timed if bound.startswith('clip_samples(') else ()
       row = {**row, cell.metric: 100 * (row['round_seconds'] / other['round_seconds'] - 1)}
     bare = [one for one in rows if self.defenses.get(one['defense']) == UNDEFENDED]
     if cell.metric not in ACCURACIES:
