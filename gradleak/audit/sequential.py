@@ -3,8 +3,8 @@
 A question is of one defense: does any attacker recover more than a share of its uploads, or fewer (`decide`)? Or which
 share, to a half-width (`within`)? Trials run in the order of their numbers, `LOOK` at a time. After each look, the
 defenses that have their answer get no more. The uploads without a defense are attacked as long as any others are: what
-fails there shows nothing about a defense. Uploads on which an attack failed may be of either kind: no share is said to
-be smaller than with them.
+fails there shows nothing about a defense. Uploads on which all attacks diverged may be of either kind: no share is said
+to be smaller than with them.
 
 The first trials stand for all of them, so samples have to come in no order (`check_order`).
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradleak.audit.verdict import FAILED, LEVELS, worst
+from gradleak.audit.verdict import LEVELS, worst
 from gradleak.core import anytime, errors
 
 LOOK = 8  # trials between two looks
@@ -50,9 +50,9 @@ class Question(NamedTuple):
       return None
     return cls(config['level'], decide, within, config['error_rate'], config['trials'])
 
-  def answer(self, reached: int, n: int, failed: int = 0) -> str | None:
+  def answer(self, reached: int, n: int, diverged: int = 0) -> str | None:
     """Returns one of `ANSWERS` after n trials; None if more have to run. The counts are as of `Stop`."""
-    low, high = self.interval(reached, n, failed)
+    low, high = self.interval(reached, n, diverged)
     answered = None
     if self.decide is not None:
       answered = 'above' if low > self.decide else 'below' if high < self.decide else None
@@ -60,9 +60,9 @@ class Question(NamedTuple):
       answered = 'within' if (high - low) / 2 <= self.within else None
     return answered or (UNDECIDED if n >= self.most else None)
 
-  def interval(self, reached: int, n: int, failed: int) -> tuple[float, float]:
-    """Returns the ends of the share, the upper one as if the attacks that failed had succeeded."""
-    return _interval(reached, n, self.error_rate)[1], _interval(reached + failed, n, self.error_rate)[2]
+  def interval(self, reached: int, n: int, diverged: int) -> tuple[float, float]:
+    """Returns the ends of the share, the upper one as if all that diverged had succeeded."""
+    return _interval(reached, n, self.error_rate)[1], _interval(reached + diverged, n, self.error_rate)[2]
 
 
 class Stop(NamedTuple):
@@ -75,7 +75,7 @@ class Stop(NamedTuple):
     trials: trials that ran: more, where uploads without a defense went on beside others.
     reached: of these, how many come to the level of the question, or further.
     low, high: the interval of that share, with a confidence of 1 − α, see `Question.interval`.
-    failed: trials that no attacker brings to any level, and on which an attack failed.
+    diverged: trials on which all attacks diverged.
   """
 
   defense: str
@@ -85,7 +85,7 @@ class Stop(NamedTuple):
   reached: int
   low: float
   high: float
-  failed: int = 0
+  diverged: int = 0
 
 
 def check_order(classes: np.ndarray) -> None:
@@ -145,18 +145,19 @@ def _looked(rows: Iterable[Mapping[str, Any]], question: Question) -> list[Stop]
       by_trial.setdefault(row['defense'], {}).setdefault(row['trial'], set()).add(row['verdict'])
   found = []
   for label, verdicts in by_trial.items():
-    of_trials = [worst(verdicts[t]) for t in sorted(verdicts)]
-    found.append(_state(label, [one in enough for one in of_trials], [one in FAILED for one in of_trials], question))
+    of_trials = [verdicts[t] for t in sorted(verdicts)]
+    reached = [worst(one) in enough for one in of_trials]
+    found.append(_state(label, reached, [one == {'diverged'} for one in of_trials], question))
   return found
 
 
-def _state(label: str, reached: list[bool], failed: list[bool], question: Question) -> Stop:
+def _state(label: str, reached: list[bool], diverged: list[bool], question: Question) -> Stop:
   n, answer, after = len(reached), None, 0
   while after < n and answer is None:
     after = min(after + LOOK, n)
-    answer = question.answer(sum(reached[:after]), after, sum(failed[:after]))
-  low, high = question.interval(sum(reached), n, sum(failed))
-  return Stop(label, answer or '', after, n, sum(reached), low, high, sum(failed))
+    answer = question.answer(sum(reached[:after]), after, sum(diverged[:after]))
+  low, high = question.interval(sum(reached), n, sum(diverged))
+  return Stop(label, answer or '', after, n, sum(reached), low, high, sum(diverged))
 
 
 @functools.lru_cache(4096)

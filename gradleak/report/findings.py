@@ -117,11 +117,11 @@ def stopped(result: AuditResult) -> list[Finding]:
   question = Question.of(result.config)
   if question is None or not result.stops:
     return []
-  told = together(((stop.answer, stop.after, stop.failed), stop.defense) for stop in result.stops)
+  told = together(((stop.answer, stop.after, stop.diverged), stop.defense) for stop in result.stops)
   answers = []
   for (answer, after, number), names in told.items():
-    failed = said('findings.answer_failed', n=number) if number else ''
-    answers.append(found(f'findings.answer_{answer}', defenses=names, trials=after, failed=failed))
+    more = said('findings.answer_diverged', n=number) if number else ''
+    answers.append(found(f'findings.answer_{answer}', defenses=names, trials=after, diverged=more))
   return [
     found(
       'findings.stopped_within' if question.decide is None else 'findings.stopped_decide',
