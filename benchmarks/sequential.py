@@ -4,7 +4,6 @@ import time
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 import gradleak as gl
 from benchmarks import harness
@@ -80,17 +79,15 @@ def _said(some: Cost, all_: Cost) -> str:
 
 
 def _scenario(task: Task, options: harness.Options) -> tuple[jax.Array, gl.Scenario, tuple]:
-  data = _drawn(task, options.trials)
+  data = drawn(task, options.trials)
   model = gl.models.create(task.model, data.num_classes, init='explicit')
   scenario = gl.scenario(model, data.samples, data.targets, key=jax.random.key(0), dataset=task.dataset)
   return jax.random.key(1), scenario, (registry.defenses(DEFENSES), registry.attacks(task.attacks))
 
 
-def _drawn(task: Task, trials: int) -> gl.data.Dataset:
+def drawn(task: Task, trials: int) -> gl.data.Dataset:
   """Returns the samples of an audit, in no order: the embedded faces stand before what is none."""
-  data = gl.data.load(task.dataset)
-  drawn = np.random.default_rng(0).permutation(len(data.samples))[: trials * task.batch_size]
-  return data._replace(samples=data.samples[drawn], targets=data.targets[drawn])
+  return gl.data.shuffled(gl.data.load(task.dataset), trials * task.batch_size)
 
 
 def _recovered(result: gl.AuditResult, defense: str) -> int:

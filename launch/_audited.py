@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import numpy as np
 
 import gradleak as gl
 from gradleak import registry
@@ -62,22 +61,17 @@ def load(given: Flags) -> tuple[Any, tuple | None]:
   for name, low in (('trials', 1), ('batch_size', 1), ('public', 0)):
     errors.check_number(name, getattr(given, name), low=low, high=10**6, integer=True)
   _program.say(f'reading {given.dataset} …')
-  dataset = _private(given)
+  count, drawn = given.trials * given.batch_size, _shuffles(given)
+  dataset = given.read(given.split, limit=None if drawn else count)
+  if drawn:
+    dataset = gl.data.shuffled(dataset, count, gl.modalities.of_config(dataset.settings).noun[1])
   given.fit(dataset)
   public = public_split(given, given.public) if given.public else None
   return dataset, None if public is None else (public.samples, public.targets)
 
 
-def _private(given: Flags) -> Any:
-  """Returns the samples that are attacked: the first of their split, or such as --shuffle draws."""
-  count = given.trials * given.batch_size
-  if not ('shuffle' in given and given.shuffle):
-    return given.read(given.split, limit=count)
-  whole = given.read(given.split)
-  noun = gl.modalities.of_config(whole.settings).noun[1]
-  errors.check_limit(count, len(whole.samples), noun, given.split, given.dataset)
-  drawn = np.random.default_rng(0).permutation(len(whole.samples))[:count]
-  return whole._replace(samples=whole.samples[drawn], targets=whole.targets[drawn])
+def _shuffles(given: Flags) -> bool:
+  return 'shuffle' in given and given.shuffle
 
 
 def public_split(given: Flags, limit: int | None = None) -> Any:
@@ -134,7 +128,8 @@ def scenario(
     gallery=_gallery(given.dataset, given.split, **given.options()),
   )
   _flags.check_outputs(built, given.outputs(dataset))
-  told = {'rounds_before': rounds, 'rate_before': RATE} if rounds else {}
+  told: dict[str, Any] = {'rounds_before': rounds, 'rate_before': RATE} if rounds else {}
+  told |= {'shuffle': True} if _shuffles(given) else {}
   built = built.noted({'split': dataset.split, **given.weights_described(), 'seed': seed, **told})
   return jax.random.fold_in(key, 1), built
 

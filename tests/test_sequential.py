@@ -1,5 +1,6 @@
 """Trials that stop: answers that are wrong as rarely as they say, rows of the full audit, whatever happens between."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -507,6 +508,10 @@ def test_reports_say_how_trials_stopped(stopped, full):
   assert 'whether its attackers bring more, or fewer, than 50.0 % of the uploads to “recognisable” or further' in table
   assert 'more under none (8 trials); undecided under some (20 trials); fewer under all (8 trials)' in table
   assert 'anytime-valid' in table and '0 of 8 (0–44 %)' in table
+  rows = [{**row, 'verdict': 'diverged'} if row['defense'] == 'all' else row for row in stopped.rows]
+  lost = dataclasses.replace(stopped, rows=rows, config={**stopped.config, 'trials': 8})
+  table = ' '.join(report.terminal_table(lost).split())
+  assert 'undecided under all (8 trials, and all attacks diverged on 8)' in table and 'fewer under' not in table
   page, fixed = render(stopped), render(full)
   assert page.count('anytime-valid') == 4 and 'exact 95' not in page and 'Clopper' not in page
   assert 'at most 20 trials' in page

@@ -33,6 +33,7 @@ __all__ = [
   'load',
   'pair',
   'read_like',
+  'shuffled',
   'table',
   'tables',
   'text',
@@ -162,6 +163,22 @@ def load(
   small = images.span(pixels)
   notes = (*source.notes, *([] if small is None else [images.span_in_words(*small)]))
   return Dataset(name, split, pixels, labels, source.class_names, notes)
+
+
+def shuffled(dataset: Dataset, count: int, noun: str = 'samples') -> Dataset:
+  """Returns `count` samples of a dataset in a random order, the same at each call.
+
+  Args:
+    dataset: as `load` returns it.
+    count: of samples, at most all.
+    noun: what messages call them.
+
+  Raises:
+    SizeError: for more samples than there are.
+  """
+  errors.check_limit(count, len(dataset.samples), noun, dataset.split, dataset.name)
+  drawn = np.random.default_rng(0).permutation(len(dataset.samples))[:count]
+  return dataset._replace(samples=dataset.samples[drawn], targets=dataset.targets[drawn])
 
 
 def _check_options(name: str, **options: Mapping[str, Any]) -> None:

@@ -313,7 +313,7 @@ def gained(
   if not last.get('tested') or not other.get('tested'):
     return None
   n, texts = last['tested'], noun == 'tokens'
-  same = n == other['tested'] and (lengths is not None and sum(lengths) == n if texts else True)
+  same = n == other['tested'] and (not texts or (lengths is not None and sum(lengths) == n))
   if same and _explains(wrong, last) and _explains(other_wrong, other):
     difference = np.zeros(n, int)
     difference[list(other_wrong or ())] += 1
@@ -328,7 +328,8 @@ def gained(
 
 def _explains(wrong: Sequence[int] | None, last: Mapping) -> bool:
   """Returns whether numbers of wrongly classified test samples are known, and as many as the accuracy says."""
-  return wrong is not None and len(set(wrong)) == last['tested'] - round(last['accuracy'] * last['tested'])
+  n = last['tested']
+  return wrong is not None and set(wrong) <= set(range(n)) and len(set(wrong)) == n - round(last['accuracy'] * n)
 
 
 def unsettled(rows: Sequence[Mapping]) -> float:

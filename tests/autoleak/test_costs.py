@@ -121,6 +121,8 @@ def test_models_are_compared_sample_by_sample(trained):
   )
   (folder / '01' / 'wrong.json').write_text(json.dumps([*range(5)]))  # of another model: the accuracy says 210
   assert costs.of_training(folder, TASK)['outpost'].source.endswith('by the number of test samples)')
+  (folder / '01' / 'wrong.json').write_text(json.dumps([*range(1000, 1210)]))  # of samples that there are not
+  assert costs.of_training(folder, TASK)['outpost'].source.endswith('by the number of test samples)')
   (folder / '01' / 'wrong.json').write_text('[')
   with pytest.raises(UsageError, match=r'01 is not of launch/train\.py, or damaged'):
     costs.of_training(folder, TASK)

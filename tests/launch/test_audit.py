@@ -311,6 +311,7 @@ def test_samples_that_are_sorted_are_drawn_where_trials_stop(tmp_path):
   assert done.status == 0, done.err
   result = gl.load(tmp_path / 'new')
   first = gl.data.load('faces', limit=64).samples
-  assert len(result.stops) == 1 and not np.array_equal(np.asarray(result.truth)[:8].squeeze(), first[:8].squeeze())
+  assert len(result.stops) == 1 and result.config['shuffle'] is True
+  assert not np.array_equal(np.asarray(result.truth)[:8].squeeze(), first[:8].squeeze())
   few = programs.start('audit', '--dataset=digits', '--trials=9999', '--shuffle', f'--workdir={tmp_path}/few')
   assert few.status == 2 and 'images are asked for' in few.err
