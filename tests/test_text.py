@@ -166,17 +166,16 @@ def test_a_scenario_of_other_samples_is_refused():
 def test_accuracy_of_tokens_is_counted_by_hand(scenario):
   from gradleak.federated import simulation
 
-  predicted, truth, loss = simulation.judged(
-    scenario.client, scenario.variables, scenario.samples, scenario.targets, 40
-  )
+  found = simulation.judged(scenario.client, scenario.variables, scenario.samples, scenario.targets, 40)
   images = scenario.samples
   logits = np.asarray(scenario.client.model.apply(scenario.variables, jnp.asarray(images), False, None)[0], np.float64)
   counted = images[:, 1:] != 0
-  assert np.array_equal(truth, images[:, 1:][counted])
-  assert np.array_equal(predicted, logits[:, :-1].argmax(-1)[counted])
+  assert np.array_equal(found.truth, images[:, 1:][counted])
+  assert found.lengths == counted.sum(axis=1).tolist()
+  assert np.array_equal(found.predicted, logits[:, :-1].argmax(-1)[counted])
   logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   own = np.take_along_axis(logs[:, :-1], images[:, 1:, np.newaxis], -1)[..., 0]
-  assert loss == pytest.approx(-own[counted].mean(), rel=1e-5)
+  assert found.loss == pytest.approx(-own[counted].mean(), rel=1e-5)
 
 
 @pytest.mark.long
