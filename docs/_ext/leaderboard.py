@@ -92,7 +92,7 @@ def _uploads(tasks: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _others(facts: Mapping[str, Any]) -> str:
-  """Returns how many other defenses do as well as the best one; '' for none."""
+  """Returns how many other defenses are within noise of the best one; '' for none."""
   return f'; {str(facts["others"]).strip(" .")}' if facts['others'] else ''
 
 
@@ -108,6 +108,7 @@ def _answer(kind: str, facts: Mapping[str, Any]) -> str:
     names = facts['names']
     least = listed(f'`{one}`' for one in names) if len(names) < 5 else f'{len(names)} defenses'
     shown = f'{least}: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), cost unknown'
+    shown += _others(facts)
     return f'{shown}; flagged: {listed(facts["doubt"].facts["flags"])}' if facts['doubt'] else shown
   shown = f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown ({percent_range(facts["range"])}), '
   shown += f'costs {facts["cost"]}{_others(facts)}'

@@ -12,6 +12,7 @@ from gradleak.studies.autoleak import rankings
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
 HIDDEN = 0.1  # of the images that an attacker may show, at the upper end of the interval
+LEVEL = 0.05  # of the test of each pair of defenses
 SHOWN = RECOVERED[-1]
 
 
@@ -20,11 +21,12 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
-  compared by the upper ends of their intervals; that several are compared widens none. Where the attacks failed on a
-  few, those are not called hidden either. A malicious server also sees what a curious one sees: the worse of both
-  counts, and neither may have failed. Samples are called hidden by both counts together. Where a task has several
-  seeds, those count for which the attacks work without a defense (`judged`). A defense counts by the one that shows
-  most: all of them have to hide the samples.
+  compared by the upper ends of their intervals. Named is the defense with the lowest, with the number of those that do
+  not `differ` from it. It hides samples only by an interval that holds for all that are compared (Bonferroni). Where
+  the attacks failed on a few, those are not called hidden either. A malicious server also sees what a curious one sees:
+  the worse of both counts, and neither may have failed. Samples are called hidden by both counts together. Where a task
+  has several seeds, those count for which the attacks work without a defense (`judged`). A defense counts by the one
+  that shows most: all of them have to hide the samples.
 
   Args:
     entries: of the leaderboard, of one task.
@@ -166,14 +168,15 @@ def _least(entry: Mapping[str, Any], side: str) -> float:
   return max(one['low'] for one in levels if one['level'] == SHOWN)
 
 
-def _at_most(entry: Mapping[str, Any], side: str) -> float:
+def _at_most(entry: Mapping[str, Any], side: str, compared: int) -> float:
   """Returns the share of samples that an attacker may be shown, were those shown on which the attacks failed.
 
-  A malicious server may be shown others by the attacks of a curious one than by its own.
+  A malicious server may be shown others by the attacks of a curious one than by its own. The interval covers the shares
+  of as many defenses as are compared, all together, at least as often as one of `LEVEL` covers one.
   """
   seen = [entry[which] for which in _sides(side)]
   n, share = min(one['n'] for one in seen), sum((shown(one) + lost(one)) / one['n'] for one in seen)
-  return float(statistics.proportion_interval(min(n, math.ceil(round(share * n, 6))), n)[2])
+  return statistics.proportion_interval(min(n, math.ceil(round(share * n, 6))), n, 1 - LEVEL / compared)[2]
 
 
 def _seen(entry: Mapping[str, Any], side: str) -> list[float]:
@@ -209,16 +212,18 @@ def _side(
     reasons = list(dict.fromkeys(flag for entry in named for flag in _flags(entry)))
     doubt = found('deploy.doubted', names=doubted, flags=reasons) if doubted else ''
     level = _level(named[0], side)
+    level |= _alike([_level(entry, side) for entry in cheap], level, named=len(named))
     return [found(f'deploy.unpriced_{side}', names=names, number=len(names), doubt=doubt, **level), *told]
   best = min(cheap, key=lambda entry: (_seen(entry, side), _seen(entry, 'honest'), entry['cost']['points']))
   level = _level(best, side)
   flags = _flags(best)
   leaks = min(_least(entry, side) for entry in cheap) > HIDDEN
   name = 'shown' if leaks else 'flagged' if flags else 'undecided'
-  name = 'hidden' if max(level['range']['success_high'], _at_most(best, side)) <= HIDDEN and not flags else name
+  most = max(level['range']['success_high'], _at_most(best, side, len(cheap)))
+  name = 'hidden' if most <= HIDDEN and not flags else name
   facts = {
     'best': best['defense'],
-    **_equal('show', [_seen(entry, side) for entry in cheap], _seen(best, side)),
+    **_alike([_level(entry, side) for entry in cheap], level),
     'cost': _price(best),
     'flags': listed(flags) if flags else '',
     **level,
@@ -226,10 +231,19 @@ def _side(
   return [found(f'deploy.{name}_{side}', **facts), *told]
 
 
-def _equal(does: str, seen: Sequence[Any], best: Any) -> dict[str, Any]:
-  """Returns how many other defenses show as little as the best one, and the sentence on these, '' for none."""
-  equal = sum(one == best for one in seen) - 1
-  return {'equal': equal, 'others': found(f'deploy.others_{does}', n=equal) if equal else ''}
+def _alike(
+  seen: Sequence[Mapping[str, Any]], best: Mapping[str, Any], count: str = 'count', named: int = 1
+) -> dict[str, Any]:
+  """Returns how many defenses beside those named do not `differ` from the best one, and the sentence, '' for none."""
+  alike = sum(not differ(one[count], one['n'], best[count], best['n']) for one in seen) - named
+  return {'alike': alike, 'others': found('deploy.others', n=alike) if alike else ''}
+
+
+def differ(one: int, n: int, other: int, m: int) -> bool:
+  """Returns whether `one` of n and `other` of m are too far apart for equal rates, by Fisher's test at `LEVEL`."""
+  from scipy.stats import fisher_exact
+
+  return bool(fisher_exact([[one, n - one], [other, m - other]])[1] < LEVEL)
 
 
 def _flags(entry: Mapping[str, Any]) -> list[str]:
@@ -248,7 +262,7 @@ def _likelihood(undefended: Sequence[Mapping[str, Any]], cheap: Sequence[Mapping
   facts = {
     'best': best['defense'],
     'cost': _price(best),
-    **_equal('hide', [_named(entry['likelihood'])[1] for entry in known], _named(seen)[1]),
+    **_alike([one['likelihood'] for one in known], seen, 'identified'),
     **{key: seen[key] for key in ('identified', 'n', 'candidates')},
   }
   if any(entry['likelihood']['identified'] < entry['likelihood']['n'] for entry in known):

@@ -14,7 +14,7 @@ from gradleak.report import blocks, deploy, headline, html, marked, privacy
 from gradleak.report.autoleak import ENOUGH
 from gradleak.report.formatting import listed, minus, number, percent, percent_range, together, upwards
 from gradleak.report.html import code, image, link, mark, method, tagged, text
-from gradleak.report.ranks import LEVEL, ranks
+from gradleak.report.ranks import ranks
 from gradleak.report.shares import shares_picture
 from gradleak.report.words import about, said, worded
 from gradleak.studies.autoleak import leaderboard
@@ -200,7 +200,7 @@ def _explained(entries: Sequence[dict[str, Any]], described: str) -> list[Any]:
     'hidden': privacy.RELATIONS[0],
     'delta': privacy.DELTA,
     'points': deploy.AFFORDABLE,
-    'level': LEVEL,
+    'level': deploy.LEVEL,
   }
   below = said('leaderboard.levels', size=task['batch_size'])
   below += ''.join(said(f'leaderboard.{name}', **facts) for name, there in known.items() if there)

@@ -7,17 +7,15 @@ from typing import Any
 from gradleak.report import deploy
 from gradleak.report.formatting import together
 
-LEVEL = 0.05  # of the test of each pair
-
 
 def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   """Returns the best and the worst rank that each entry may have, 1 for the least leak; None where it has none.
 
-  An honest-but-curious server counts, and the rate of images that it recovers. Two defenses differ where Fisher's exact
-  test rejects equal rates at `LEVEL`, so that few uploads give a wide rank. The best rank counts the defenses that show
-  less, and the worst one those that show more. Only affordable ones are ranked (`deploy.affordable`) on which the
-  attacks did not fail (`deploy.conclusive`). The seeds of a defense count together. Where they attack the same images,
-  the test is that of the same rates among so many images.
+  An honest-but-curious server counts, and the rate of images that it recovers. Two defenses differ by Fisher's exact
+  test (`deploy.differ`), so that few uploads give a wide rank. The best rank counts the defenses that show less, and
+  the worst one those that show more. Only affordable ones are ranked (`deploy.affordable`) on which the attacks did not
+  fail (`deploy.conclusive`). The seeds of a defense count together. Where they attack the same images, the test is that
+  of the same rates among so many images.
 
   Args:
     entries: of the leaderboard, of one task, and one of each defense and seed (`deploy.largest`).
@@ -34,7 +32,7 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
     apart = [
       rate
       for rate, images in rates.values()
-      if all(differ(*one, *other) for one in _counted(*ours) for other in _counted(rate, images))
+      if all(deploy.differ(*one, *other) for one in _counted(*ours) for other in _counted(rate, images))
     ]
     return 1 + sum(rate < ours[0] for rate in apart), len(rates) - sum(rate > ours[0] for rate in apart)
 
@@ -56,10 +54,3 @@ def _images(entries: Sequence[Mapping[str, Any]]) -> int:
   """
   pairs = ((one['honest']['n'], one.get('fingerprints', {}).get('data') or place) for place, one in enumerate(entries))
   return max(n * len(set(data)) for n, data in together(pairs).items())
-
-
-def differ(one: int, n: int, other: int, m: int) -> bool:
-  """Returns whether `one` of n and `other` of m are too far apart for equal rates, by Fisher's test at `LEVEL`."""
-  from scipy.stats import fisher_exact
-
-  return bool(fisher_exact([[one, n - one], [other, m - other]])[1] < LEVEL)

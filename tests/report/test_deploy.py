@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from gradleak.core.statistics import proportion_interval
@@ -40,9 +41,9 @@ LISTED = entry('none', 40, cost=None, likelihood=40)
 
 
 def test_the_defense_that_shows_least_is_named_with_its_count():
-  (told,) = deploy.advice([NONE, entry('a', 1), entry('b', 0)])
+  (told,) = deploy.advice([NONE, entry('a', 1, 50), entry('b', 0, 50)])
   assert told.name == 'deploy.hidden_honest' and told.facts['best'] == 'b' and told.facts['count'] == 0
-  assert 'deploy `b`: 0 of 40 samples are recognisable (0–9 %)' in str(told)
+  assert 'deploy `b`: 0 of 50 samples are recognisable (0–8 %)' in str(told)
 
 
 @pytest.mark.parametrize(
@@ -66,20 +67,33 @@ def test_that_none_hides_is_not_said_where_another_one_may():
   assert told[0].name == 'deploy.undecided_honest' and told[0].facts['best'] == 'many'
 
 
-def test_defenses_that_show_as_little_are_counted():
-  entries = [entry(name, shown) for name, shown in (('a', 0), ('b', 0), ('c', 0), ('d', 5))]
+def test_defenses_within_noise_of_the_one_that_shows_least_are_counted():
+  entries = [entry(name, shown, 80) for name, shown in (('a', 0), ('b', 0), ('c', 5), ('d', 6))]
   several, one = (deploy.advice([NONE, *of])[0] for of in (entries, entries[:1]))
-  assert [told.facts['equal'] for told in (several, one)] == [2, 0]
-  assert str(several) == f'{one} 2 others show as little.'  # the sentence named one of three alone
+  assert [told.facts['alike'] for told in (several, one)] == [2, 0]
+  assert not deploy.differ(0, 80, 5, 80) and deploy.differ(0, 80, 6, 80)
+  assert str(several) == f'{one} 2 others are within noise of that.'  # the sentence named one of three alone
   few = [entry(name, 0, 8) for name in 'ab']
-  assert '(0–37 %). 1 other shows as little. More uploads would' in str(deploy.advice([NONE, *few])[0])
+  assert '(0–37 %). 1 other is within noise of that. More uploads would' in str(deploy.advice([NONE, *few])[0])
+
+
+def test_the_lowest_of_several_counts_hides_by_an_interval_that_holds_for_all():
+  """Of 20 defenses that show a tenth, the lowest count was called hidden in two of five draws."""
+  alone = entry('a', 0)
+  assert names(NONE, alone) == ['hidden_honest']  # 0 of 40: at most 8.8 %
+  assert names(NONE, alone, *(entry(str(one), 30) for one in range(19))) == ['undecided_honest']  # at most 15.4 %
+  draw, wrong = np.random.default_rng(0), 0
+  for _ in range(200):
+    counts = draw.binomial(100, 0.1, 20).tolist()
+    wrong += names(NONE, *(entry(str(one), count, 100) for one, count in enumerate(counts)))[0] == 'hidden_honest'
+  assert wrong <= 200 * deploy.LEVEL
 
 
 def test_defenses_that_hide_an_original_as_well_are_counted():
   entries = [entry(name, 0, likelihood=seen) for name, seen in (('a', 3), ('b', 3), ('c', 30))]
   told = deploy.advice([LISTED, *entries])[-1]
-  assert (told.name, told.facts['equal']) == ('deploy.listed', 1)
-  assert str(told).endswith('finds 3 of 40 originals. 1 other hides it as well.')
+  assert (told.name, told.facts['alike']) == ('deploy.listed', 1)
+  assert str(told).endswith('finds 3 of 40 originals. 1 other is within noise of that.')
 
 
 def test_uploads_that_show_nothing_undefended_are_those_of_all_seeds():
@@ -105,7 +119,7 @@ def test_a_leak_counts_where_the_attacks_failed_under_another_seed():
 
 def test_who_was_not_tried_on_a_defense_is_said():
   bare = {**OPEN, 'likelihood': LISTED['likelihood']}
-  told = deploy.advice([bare, entry('a', 0), entry('b', 0, malicious=40, likelihood=40)])
+  told = deploy.advice([bare, entry('a', 0, 50), entry('b', 0, 50, malicious=50, likelihood=50)])
   assert [one.name.removeprefix('deploy.') for one in told] == [
     'hidden_honest', 'shown_malicious', 'untried_malicious', 'everyone', 'unranked',
   ]  # fmt: skip
@@ -160,8 +174,8 @@ def test_without_any_cost_those_that_show_least_are_named():
 
 
 def test_attacks_that_did_not_converge_say_nothing_for_a_defense():
-  failed, other = entry('a', 0, malicious=0), entry('b', 3, malicious=9)
-  failed['malicious'] |= {'verdict': 'inconclusive', 'count': 40}
+  failed, other = entry('a', 0, 50, malicious=0), entry('b', 3, 50, malicious=11)
+  failed['malicious'] |= {'verdict': 'inconclusive', 'count': 50}
   told = deploy.advice([OPEN, failed, other])
   assert [one.name for one in told] == [
     'deploy.hidden_honest', 'deploy.shown_malicious', 'deploy.inconclusive_malicious',

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gradleak.report.ranks import differ, ranks
+from gradleak.report.deploy import differ
+from gradleak.report.ranks import ranks
 from tests.report.test_deploy import NONE, entry
 
 
