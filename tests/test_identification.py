@@ -732,7 +732,7 @@ def test_the_first_sentence_names_all_that_hide_most():
   row |= {'posterior': None, 'present': None}
   rows = [
     row | {'defense': name, 'trial': t, 'place': 0, 'identified': t < seen}
-    for name, seen in (('none', 4), ('a', 0), ('b', 0), ('c', 4)) for t in range(4)
+    for name, seen in (('none', 4), ('a', 0), ('b', 0), ('c', 4), ('d', 1)) for t in range(4)
   ]  # fmt: skip
 
   def opening(*names):
@@ -741,6 +741,8 @@ def test_the_first_sentence_names_all_that_hide_most():
 
   assert '99 others under `a` and `b`, which hide most, and 4 of 4 under `none` and `c`, by' in opening(*'abc', 'none')
   assert '99 others under `a`, which hides most, and 4 of 4 under `none`, by' in opening('a', 'none')
+  assert opening('a', 'none').endswith('`likelihood`.')
+  assert opening('a', 'd', 'none').endswith('`likelihood`. 1 other is within noise of the fewest.')
 
 
 def test_labels_of_a_gallery_are_part_of_what_a_folder_is_of(scenario, digits, tmp_path):

@@ -99,6 +99,13 @@ def proportion_interval(
   return successes / n, low, high
 
 
+def differ(successes: int, n: int, others: int, m: int, level: float = 0.05) -> bool:
+  """Returns whether `successes` of n and `others` of m are too far apart for equal rates, by Fisher's exact test."""
+  from scipy.stats import fisher_exact
+
+  return bool(fisher_exact([[successes, n - successes], [others, m - others]])[1] < level)
+
+
 def independent_trials(values: Any, sizes: Any) -> float:
   """Returns how many independent trials tell as much of a mean as trials in groups, such as the tokens of texts.
 

@@ -7,7 +7,7 @@ from typing import Any
 from gradleak.audit.verdict import FAILED, RECOVERED
 from gradleak.core import statistics
 from gradleak.report.formatting import defenses, listed, minus, number, together
-from gradleak.report.words import Finding, found
+from gradleak.report.words import Finding, found, within_noise
 from gradleak.studies.autoleak import rankings
 
 AFFORDABLE = 5.0  # points of accuracy, at the upper end of the cost's interval
@@ -22,11 +22,11 @@ def advice(entries: Sequence[Mapping[str, Any]]) -> list[Finding]:
   Only defenses count whose accuracy cost is known, and not above `AFFORDABLE` points by the upper end of its interval.
   Attacks that fail say nothing for a defense: one on which they `failed` does not count either. Shares of samples are
   compared by the upper ends of their intervals. Named is the defense with the lowest, with the number of those that do
-  not `differ` from it. It hides samples only by an interval that holds for all that are compared (Bonferroni). Where
-  the attacks failed on a few, those are not called hidden either. A malicious server also sees what a curious one sees:
-  the worse of both counts, and neither may have failed. Samples are called hidden by both counts together. Where a task
-  has several seeds, those count for which the attacks work without a defense (`judged`). A defense counts by the one
-  that shows most: all of them have to hide the samples.
+  not differ from it by Fisher's exact test. It hides samples only by an interval that holds for all that are compared
+  (Bonferroni). Where the attacks failed on a few, those are not called hidden either. A malicious server also sees what
+  a curious one sees: the worse of both counts, and neither may have failed. Samples are called hidden by both counts
+  together. Where a task has several seeds, those count for which the attacks work without a defense (`judged`). A
+  defense counts by the one that shows most: all of them have to hide the samples.
 
   Args:
     entries: of the leaderboard, of one task.
@@ -234,16 +234,9 @@ def _side(
 def _alike(
   seen: Sequence[Mapping[str, Any]], best: Mapping[str, Any], count: str = 'count', named: int = 1
 ) -> dict[str, Any]:
-  """Returns how many defenses beside those named do not `differ` from the best one, and the sentence, '' for none."""
-  alike = sum(not differ(one[count], one['n'], best[count], best['n']) for one in seen) - named
-  return {'alike': alike, 'others': found('deploy.others', n=alike) if alike else ''}
-
-
-def differ(one: int, n: int, other: int, m: int) -> bool:
-  """Returns whether `one` of n and `other` of m are too far apart for equal rates, by Fisher's test at `LEVEL`."""
-  from scipy.stats import fisher_exact
-
-  return bool(fisher_exact([[one, n - one], [other, m - other]])[1] < LEVEL)
+  """Returns how many defenses beside those named do not differ from the best one, and the sentence on these."""
+  alike = sum(not statistics.differ(one[count], one['n'], best[count], best['n'], LEVEL) for one in seen) - named
+  return {'alike': alike, 'others': within_noise(alike)}
 
 
 def _flags(entry: Mapping[str, Any]) -> list[str]:

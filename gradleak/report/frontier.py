@@ -87,13 +87,18 @@ def last_measured(trained: Trained) -> Mapping[str, Any]:
   return next((row for row in reversed(trained.rows) if 'accuracy' in row), {})
 
 
+def gained(one: Trained, other: Trained, noun: str) -> training.Gained | None:
+  """Returns what the accuracy of a training is above that of another, see `federated.training.gained`."""
+  last, before = last_measured(one), last_measured(other)
+  return training.gained(last, one.wrong, before, other.wrong, lengths=other.lengths, noun=noun)
+
+
 def _entry(defense: str, trained: Trained, worst: Mapping[str, Any], base: Trained | None, config: Mapping) -> Entry:
   known = config.get('num_classes'), chance.counted(config)
   rounds, measured = trained.rows, last_measured(trained)
   lost = None
   if base is not None and not chance.at_chance(last_measured(base), *known):
-    before = last_measured(base)
-    lost = training.gained(before, base.wrong, measured, trained.wrong, lengths=trained.lengths, noun=known[1])
+    lost = gained(base, trained, known[1])
   cost, low, high = (None,) * 3 if lost is None else (100 * x for x in (lost.share, lost.low, lost.high))
   answered = sum(row['clients'] for row in rounds)
   spent = trained.epsilon

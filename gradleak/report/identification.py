@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradleak.core import errors
+from gradleak.core.statistics import differ
 from gradleak.report import blocks, figures, html, page, terminal, wording
 from gradleak.report.figures import SOFT
 from gradleak.report.formatting import defenses, duration, percent, percent_range, together, wrap
@@ -38,7 +39,11 @@ def opening(found: Identification) -> str:
   hiding, showing = (
     defenses(one for one in of_first if one['identified'] == end['identified']) for end in (least, most)
   )
-  return said('identification.opening', most=most, least=least, hiding=hiding, showing=showing, alike=len(hiding))
+  alike = [one for one in of_first if not differ(one['identified'], one['n'], least['identified'], least['n'])]
+  more = len(alike) - len(hiding)
+  others = said('identification.others', n=more) if more else ''
+  facts = {'most': most, 'least': least, 'hiding': hiding, 'showing': showing, 'alike': len(hiding), 'others': others}
+  return said('identification.opening', **facts)
 
 
 @speaking

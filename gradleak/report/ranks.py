@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradleak.core.statistics import differ
 from gradleak.report import deploy
 from gradleak.report.formatting import together
 
@@ -12,7 +13,7 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
   """Returns the best and the worst rank that each entry may have, 1 for the least leak; None where it has none.
 
   An honest-but-curious server counts, and the rate of images that it recovers. Two defenses differ by Fisher's exact
-  test (`deploy.differ`), so that few uploads give a wide rank. The best rank counts the defenses that show less, and
+  test at `deploy.LEVEL`, so that few uploads give a wide rank. The best rank counts the defenses that show less, and
   the worst one those that show more. Only affordable ones are ranked (`deploy.affordable`) on which the attacks did not
   fail (`deploy.conclusive`). The seeds of a defense count together. Where they attack the same images, the test is that
   of the same rates among so many images.
@@ -32,7 +33,7 @@ def ranks(entries: Sequence[Mapping[str, Any]]) -> list[tuple[int, int] | None]:
     apart = [
       rate
       for rate, images in rates.values()
-      if all(deploy.differ(*one, *other) for one in _counted(*ours) for other in _counted(rate, images))
+      if all(differ(*one, *other, deploy.LEVEL) for one in _counted(*ours) for other in _counted(rate, images))
     ]
     return 1 + sum(rate < ours[0] for rate in apart), len(rates) - sum(rate > ours[0] for rate in apart)
 

@@ -63,8 +63,9 @@ def write_training(
     worst = {entry['defense']: entry for entry in cases.worst_case(audit_rows)}
     size = next((row.get('batch_size') or 1 for row in audit_rows), 1)
     stopped = [defense for defense, one in trained.items() if one.stopped]
-    opening = training_findings.opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
-    cautions = training_findings.cautions(found, worst, config=config, trained=trained)
+    given = {'config': config, 'trained': trained}
+    opening = training_findings.opening(found, worst, **given, stopped=stopped, leakage=leakage, size=size)
+    cautions = training_findings.cautions(found, worst, **given)
     model, data = config.get('model'), config.get('dataset')
     pictures = _pictures({**drawn, 'partition': partition}, found, config)
     settings = training_findings.settings(config)

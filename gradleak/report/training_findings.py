@@ -1,17 +1,19 @@
 """What a federated training under each defense shows: each finding with its values, and no more than these say."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gradleak.core.statistics import proportion_interval
+from gradleak.core.statistics import differ, proportion_interval
+from gradleak.federated.chance import counted
 from gradleak.federated.training import UNSETTLED, unsettled
 from gradleak.modalities import of_rows
 from gradleak.report import chance, wording
 from gradleak.report.formatting import defenses, listed, percent, scored, significant, unit
-from gradleak.report.frontier import Entry, between, cost, epsilon, protects, score, undefended
+from gradleak.report.frontier import Entry, between, cost, epsilon, gained, protects, score, undefended
 from gradleak.report.privacy import NO_PROTECTION
-from gradleak.report.words import Finding, found, said, worded
+from gradleak.report.words import Finding, found, said, within_noise, worded
 from gradleak.studies.frontier import Trained
 
 _ENOUGH = 30  # trials: with fewer, intervals are wide
@@ -25,6 +27,7 @@ def opening(
   worst: Worst,
   *,
   config: Config,
+  trained: Mapping[str, Trained],
   stopped: Sequence[str] = (),
   leakage: Iterable[Mapping[str, Any]] = (),
   size: int = 1,
@@ -34,18 +37,19 @@ def opening(
   Args:
     entries: `frontier.entries`.
     worst: defense -> its entry of `cases.worst_case`.
-    config, leakage: as of `training.write_training`.
+    config, trained, leakage: as of `training.write_training`.
     stopped: the defenses whose training the ε budget ended.
     size: images per client that was attacked.
   """
   by_name = {one['defense']: one for one in entries}
   defended = [one for one in entries if one['defense'] != 'none']
   base = by_name.get('none')
+  alike = functools.partial(_others_alike, trained, counted(config))
   made = [_undefended(base, worst, config, size)]
   if leaks_undefended(worst):
-    made += _hidden([one for one in defended if one['defense'] in worst], worst, base, size)
+    made += _hidden([one for one in defended if one['defense'] in worst], worst, base, size, alike)
   else:
-    made += _costs(defended, base)
+    made += _costs(defended, base, alike)
   made += _along(leakage)
   if stopped:
     ended = [said('training.ended', defense=one, rounds=by_name[one]['rounds']) for one in stopped]
@@ -175,8 +179,10 @@ def _undefended(base: Entry | None, worst: Worst, config: Config, size: int) -> 
   return found('training.leaks', join='; without one,' if base is None else ', and', images=images, **facts)
 
 
-def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: int) -> list[Finding]:
-  """Returns what the attacked defenses hide, and what that costs."""
+def _hidden(
+  defended: Sequence[Entry], worst: Worst, base: Entry | None, size: int, alike: Callable[..., Any]
+) -> list[Finding]:
+  """Returns what the attacked defenses hide, and what that costs; `alike` is `_others_alike` of two lists."""
   if not defended:
     return []
   n = worst[defended[0]['defense']]['n']
@@ -195,9 +201,11 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
   if len(defended) == 1:
     return [told('hides' if hiding else 'still', defended[0])]
   if not hiding:
-    fewest = min(worst[one['defense']]['recovered'] for one in others)
-    least = [one for one in others if worst[one['defense']]['recovered'] == fewest]
-    one = told('least' if len(least) == 1 else 'least_alike', least[0], n=len(defended))
+    seen = {one['defense']: (worst[one['defense']]['recovered'], worst[one['defense']]['n']) for one in others}
+    fewest = min(seen.values())
+    least = [one for one in others if seen[one['defense']][0] == fewest[0]]
+    near = within_noise(sum(not differ(*one, *fewest) for one in seen.values()) - len(least))
+    one = told('least' if len(least) == 1 else 'least_alike', least[0], n=len(defended), others=near)
     return [one._replace(facts={**one.facts, 'defenses': defenses(least)})]
   how_many = f'all {len(hiding)}' if not others else f'{len(hiding)} of {len(defended)}'
   made = [told('hiding', hiding[0], how_many=how_many)]
@@ -206,7 +214,8 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
     made.append(told('that', hiding[0]))
   elif known:
     best = _alike(known, max)
-    made.append(found('training.trains_best', best=defenses(best), alike=len(best), cost=_cost_of(best, base)))
+    facts = {'best': defenses(best), 'alike': len(best), 'cost': _cost_of(best, base), 'others': alike(known, best)}
+    made.append(found('training.trains_best', **facts))
   counts = sorted(worst[one['defense']]['recovered'] for one in others)
   if counts:
     between = f'{counts[0]}' if counts[0] == counts[-1] else f'{counts[0]} to {counts[-1]}'
@@ -215,7 +224,7 @@ def _hidden(defended: Sequence[Entry], worst: Worst, base: Entry | None, size: i
   return made
 
 
-def _costs(defended: Sequence[Entry], base: Entry | None) -> list[Finding]:
+def _costs(defended: Sequence[Entry], base: Entry | None, alike: Callable[..., Any]) -> list[Finding]:
   """Returns what the defenses cost, where nothing shows what they hide."""
   known = [one for one in defended if one['accuracy'] is not None]
   if not known:
@@ -227,7 +236,16 @@ def _costs(defended: Sequence[Entry], base: Entry | None) -> list[Finding]:
     return [found('training.trains_alike', n=len(known), cost=_cost_of(known, base))]
   facts: dict[str, Any] = {'cost': _cost_of(best, base), 'least_cost': _cost_of(least, base)}
   facts |= {'best': defenses(best), 'least': defenses(least), 'best_alike': len(best), 'least_alike': len(least)}
+  facts |= {'others': alike(known, best), 'near': alike(known, least)}
   return [found('training.best_worst', n=len(known), **facts)]
+
+
+def _others_alike(
+  trained: Mapping[str, Trained], noun: str, known: Sequence[Entry], named: Sequence[Entry]
+) -> Finding | str:
+  """Returns the sentence on those whose accuracy may be that of the ones named, by the test samples; '' for none."""
+  apart = [gained(trained[named[0]['defense']], trained[one['defense']], noun) for one in known if one not in named]
+  return within_noise(sum(each is not None and each.low <= 0 <= each.high for each in apart))
 
 
 def _alike(known: Sequence[Entry], end: Callable[..., Any]) -> list[Entry]:

@@ -100,6 +100,11 @@ def found(name: str, /, **facts: Any) -> Finding:
   return Finding(name, facts)
 
 
+def within_noise(others: int) -> Finding | str:
+  """Returns the sentence on how many others noise could put in the place of what was just said; '' for none."""
+  return found('findings.within_noise', n=others) if others else ''
+
+
 @functools.cache
 def texts() -> dict[str, dict[str, str]]:
   """Returns words.toml as `{table: {entry: text}}`."""

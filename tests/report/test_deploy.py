@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from gradleak.core.statistics import proportion_interval
+from gradleak.core.statistics import differ, proportion_interval
 from gradleak.report import deploy, words
 from gradleak.report.ranks import ranks
 
@@ -71,7 +71,7 @@ def test_defenses_within_noise_of_the_one_that_shows_least_are_counted():
   entries = [entry(name, shown, 80) for name, shown in (('a', 0), ('b', 0), ('c', 5), ('d', 6))]
   several, one = (deploy.advice([NONE, *of])[0] for of in (entries, entries[:1]))
   assert [told.facts['alike'] for told in (several, one)] == [2, 0]
-  assert not deploy.differ(0, 80, 5, 80) and deploy.differ(0, 80, 6, 80)
+  assert not differ(0, 80, 5, 80) and differ(0, 80, 6, 80)
   assert str(several) == f'{one} 2 others are within noise of that.'  # the sentence named one of three alone
   few = [entry(name, 0, 8) for name in 'ab']
   assert '(0–37 %). 1 other is within noise of that. More uploads would' in str(deploy.advice([NONE, *few])[0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradleak.report.deploy import differ
+from gradleak.core.statistics import differ
 from gradleak.report.ranks import ranks
 from tests.report.test_deploy import NONE, entry
 

@@ -76,8 +76,9 @@ def said(trainings, rows=(), size=1, leakage=(), **config):
   worst = {entry['defense']: entry for entry in cases.worst_case(rows)}
   stopped = [defense for defense, one in trainings.items() if one.stopped]
   config = {**CONFIG, **config}
-  sentences = opening(found, worst, config=config, stopped=stopped, leakage=leakage, size=size)
-  notes = cautions(found, worst, config=config, trained=trainings)
+  given = {'config': config, 'trained': trainings}
+  sentences = opening(found, worst, **given, stopped=stopped, leakage=leakage, size=size)
+  notes = cautions(found, worst, **given)
   return ' '.join(map(str, sentences)), ' '.join(map(str, notes))
 
 
@@ -143,8 +144,28 @@ def test_the_opening_says_what_was_found(trainings, rows, names, words):
   found = report.entries(trainings, rows)
   worst = {entry['defense']: entry for entry in cases.worst_case(rows)}
   stopped = [defense for defense, one in trainings.items() if one.stopped]
-  made = opening(found, worst, config=CONFIG, stopped=stopped)
+  made = opening(found, worst, config=CONFIG, trained=trainings, stopped=stopped)
   assert [one.name.partition('.')[2] for one in made] == names.split() and words in ' '.join(map(str, made))
+
+
+def test_defenses_within_noise_of_the_first_and_the_last_are_counted():
+  """One of a thousand test samples, or one of four uploads, decided which defense was named alone."""
+  accuracies = {'a': 0.9, 'b': 0.899, 'c': 0.5, 'd': 0.501}
+  four = {name: trained(accuracy, tested=1000) for name, accuracy in accuracies.items()}
+  text = said(four)[0]
+  assert '`a` trains best: the model reaches 90.0 %. 1 other is within noise of that. `c` trains worst' in text
+  assert text.endswith('the model reaches 50.0 %. 1 other is within noise of that.')
+  pairs = {'a': list(range(100)), 'b': list(range(101))}
+  apart = {name: four[name]._replace(wrong=wrong) for name, wrong in pairs.items()}
+  assert '1 other is within noise' in said(apart)[0]  # one sample more is no difference, of pairs either
+  apart['b'] = trained(0.89, tested=1000)._replace(wrong=list(range(110)))
+  assert 'within noise' not in said(apart)[0]  # ten more of the same are
+  hidden = [row for name in four for row in attacked(name, *NOBODY)]
+  assert 'Of these, `a` trains best: the model reaches 90.0 %. 1 other is within' in said(four, [*LEAK, *hidden])[0]
+  leaking = {'a': 1, 'b': 2, 'c': 2, 'd': 4}
+  some = [row for name, most in leaking.items() for row in attacked(name, *(one < most for one in range(8)))]
+  text = said(four, [*attacked('none', *ALL, *ALL), *some])[0]
+  assert '`a` leaks least, 1 of 8 images' in text and '90.0 %. 3 others are within noise of that.' in text
 
 
 def test_the_opening_counts_batches_and_follows_the_leakage():
