@@ -19,7 +19,6 @@ from gradleak.models.masked import masked
 from gradleak.models.model import Model, require
 
 VARIANTS = ('paper', 'code', 'code_shifted')
-_TOGETHER = 32  # features that are differentiated at once, of one image: on more, a CPU waits for memory
 
 
 @defense(
@@ -169,6 +168,7 @@ def _kept(
 
 def _sensitivity(features: Callable, samples: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns r [N, F] and ‖∂r_i/∂x‖₂ of each image [N, F], by one backward pass per feature; image after image."""
+  together = 4 if jax.default_backend() == 'cpu' else 32  # features, of one image: on more, a CPU waits for memory
 
   def of_image(image: jax.Array) -> tuple[jax.Array, jax.Array]:
     representation, pull_back = jax.vjp(features, image[None])
@@ -178,7 +178,7 @@ def _sensitivity(features: Callable, samples: jax.Array) -> tuple[jax.Array, jax
       return jnp.linalg.norm(gradient)
 
     each = jnp.arange(representation.shape[1], dtype=jnp.int32)
-    return representation[0], jax.lax.map(norm, each, batch_size=_TOGETHER)
+    return representation[0], jax.lax.map(norm, each, batch_size=together)
 
   return jax.lax.map(of_image, samples)
 
