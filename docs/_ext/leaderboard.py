@@ -71,9 +71,12 @@ def _kind(finding: Finding) -> tuple[str, str]:
 def _led(found: Mapping[str, Sequence[tuple[str, Finding]]]) -> str:
   """Returns the answer for a curious server, and for one with a list of suspects, over all tasks."""
   seen = [(title, finding) for title, finding in found['honest'] if 'best' in finding.facts]
-  best = together((finding.facts['best'], title) for title, finding in seen)
+  best = together((finding.facts['best'], title) for title, finding in seen if not finding.facts['alike'])
   named = listed([f'`{one}` ({", ".join(titles)})' for one, titles in best.items()] or ['none'])
+  alike = [title for title, finding in seen if finding.facts['alike']]
   told = f'**Against a curious server these show least: {named}.** '
+  if alike:
+    told += f'Noise could put another defense first on {len(alike)} of {len(seen)} tasks: {listed(alike)}. '
   hidden = [title for title, finding in seen if _kind(finding)[0] == 'hidden']
   told += f'That at most {100 * deploy.HIDDEN:.0f} % of the samples are shown, with a confidence of 95 % and no flag, '
   told += f'holds on {len(hidden) or "none"} of the {len(seen)} tasks where a defense is known to cost at most '

@@ -400,7 +400,9 @@ def test_answers_are_those_of_the_leaderboard(extensions):
     assert (' (AutoLeak-1, ' in line) == (board.number_of(of[0]) == 1)
     for kind, facts in told.items():
       if kind.endswith('_honest') and 'best' in facts:
-        assert f'`{facts["best"]}`' in led and f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
+        assert f'`{facts["best"]}`: {facts["count"]} of {facts["n"]} shown (' in line
+        sure, doubted = led.split('.** ')[0], led.split('another defense first on ')[-1].split('. ')[0]
+        assert f'`{facts["best"]}`' in sure if not facts['alike'] else board._short(of) in doubted
       elif kind.startswith('inconclusive_'):
         assert f'not known of `{facts["names"][0]}`' in line
       elif kind == 'everyone':
@@ -417,13 +419,16 @@ def test_answers_are_those_of_the_leaderboard(extensions):
 def test_the_answer_over_all_tasks_follows_from_theirs(extensions):
   from gradleak.report import words
 
-  of = {'best': 'a', 'n': 99, 'count': 0, 'most': 0.04, 'range': {'success_low': 0.0, 'success_high': 0.04}}
+  of = {'best': 'a', 'n': 99, 'count': 0, 'alike': 0, 'range': {'success_low': 0.0, 'success_high': 0.04}}
   hidden = words.found('deploy.hidden_honest', **of)
   named = words.found('deploy.listed', best='a', identified=1, n=9, candidates=99)
   led = extensions('leaderboard')._led
   text = led({'honest': [('mlp on x', hidden)], 'list': [('mlp on x', named)]})
   assert 'these show least: `a` (mlp on x).**' in text and 'on 1 of the 1 tasks' in text
-  assert 'recovered: mlp on x. ' in text and 'None of those counted hides' not in text
+  assert 'recovered: mlp on x. ' in text and 'None of those counted hides' not in text and 'Noise' not in text
+  alike = words.found('deploy.hidden_honest', **{**of, 'best': 'b', 'alike': 2})
+  text = led({'honest': [('mlp on x', hidden), ('mlp on y', alike)]})
+  assert 'these show least: `a` (mlp on x).** Noise could put another defense first on 1 of 2 tasks: mlp on y. ' in text
   facts = {'names': ['b'], 'number': 1, 'doubt': '', **{name: of[name] for name in ('count', 'n', 'range')}}
   unpriced = words.found('deploy.unpriced_honest', **facts)  # of which no cost is known
   assert 'on 1 of the 1 tasks' in led({'honest': [('mlp on x', hidden), ('mlp on y', unpriced)]})
