@@ -564,6 +564,7 @@ def _utility_tables():
       'More weight on the label of the concealed sample costs a little accuracy.',
       {FOR_TINY: ('cifar10', _lines_of(mixings, {**ACCURACIES['mixings'], 'none': ACCURACIES['imprint']['none']}))},
       (REPLACED, 'The undefended line is that of table 2.'),
+      seeds=3,
     ),
     _accuracies(
       'dcs2_5_accuracy',
