@@ -151,7 +151,8 @@ def verdict(cell: Cell, found: Outcome) -> str:
   known number n. For several figures of the paper, it is from the least to the largest; else it is the paper's figure.
 
   - 'undecided': our interval is wider than 10 dB of PSNR, half of the range of a bounded score, a factor of ten else.
-    So are a figure of fewer than three trials, and an accuracy of as few trainings within what they leave open.
+    So are a figure of fewer than three trials, and an accuracy of as few trainings within what they leave open. So is
+    one of more trainings whose interval is no narrower than that.
   - 'agrees': the intervals meet, to 0.5 % of the paper's figure, or to 0.5 of a whole number. If neither has an
     interval, the figures differ by at most 5 %. Seconds never agree, since they are of another machine.
   - 'same order of magnitude': the means differ by at most 10 dB of PSNR (a factor of ten in MSE), or a factor of ten.
@@ -164,7 +165,7 @@ def verdict(cell: Cell, found: Outcome) -> str:
   (low, high), (least, largest) = ours, papers
   if unmeasured(found):
     return 'undecided'
-  if single(cell, found):
+  if single(cell, found) or _loose(cell, found, high - low):
     return 'undecided' if low <= largest and least <= high else 'differs'
   printed = cell.paper if isinstance(cell.paper, tuple) else (cell.paper,)
   if _wide(cell.metric, low, high):
@@ -191,6 +192,11 @@ def left_open(accuracy: float, tested: int) -> float:
   """Returns the points to either side of an accuracy that too few trainings leave open, by seed and test samples."""
   share = min(max(accuracy / 100, 0.0), 1.0)
   return NORMAL * math.hypot(ONE_TRAINING, 100 * math.sqrt(share * (1 - share) / max(tested, 1)))
+
+
+def _loose(cell: Cell, found: Outcome, width: float) -> bool:
+  """Returns whether the interval of an accuracy of several trainings leaves as much open as too few of them do."""
+  return cell.metric in ACCURACIES and bool(found.trainings) and width >= 2 * left_open(found.mean, found.n)
 
 
 def unmeasured(found: Outcome) -> bool:

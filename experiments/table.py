@@ -16,8 +16,9 @@ VERDICT = (
   'where neither has one. The paper’s ± is a standard deviation SD, its interval the mean ± 1.96 SD/√n. Where n is '
   'not known, its figure stands without an interval. “Both fail”: neither shows anything of the image. “Same order of '
   'magnitude”: within 10 dB of PSNR or a factor of ten; of seconds, nothing closer is said. “Undecided”: our interval '
-  'is wider than that; or of fewer than three trials; or an accuracy is of as few seeds and within 10 points. “No '
-  'conclusion”: the undefended attack of the column fails here, or its model is at chance. Else “differs”.'
+  'is wider than that; or of fewer than three trials; or an accuracy is within some 10 points, of as few seeds or of '
+  'seeds that leave as much open. “No conclusion”: the undefended attack of the column fails here, or its model is at '
+  'chance. Else “differs”.'
 )
 UNCOUNTED = (
   'Two kinds do not count. “By construction”: the figure follows from the declaration. “Repeated”: the same run and '

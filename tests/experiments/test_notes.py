@@ -64,6 +64,9 @@ def test_a_single_training_decides_only_what_seeds_cannot_reverse():
     assert found == ['undecided'] * 3 + ['differs'] * 3
     assert judged('accuracy', 88.14, 70.0, trainings=trainings, n=30) == 'undecided'  # of 30 test samples
   assert judged('accuracy', 88.14, 88.55, 0.5, trainings=3) == 'agrees'
+  several = [judged('accuracy', 88.14, mean, half, trainings=3, n=1000) for mean, half in ((80.0, 9.0), (80.0, 11.0))]
+  assert several == ['agrees', 'undecided']  # three that leave more open than one agreed with what one did not
+  assert judged('accuracy', 88.14, 70.0, 11.0, trainings=3, n=1000) == 'differs'
 
 
 CELLS = (
