@@ -194,9 +194,18 @@ def left_open(accuracy: float, tested: int) -> float:
   return NORMAL * math.hypot(ONE_TRAINING, 100 * math.sqrt(share * (1 - share) / max(tested, 1)))
 
 
+def _of_few(found: Outcome) -> tuple[float, float]:
+  """Returns the ends of what too few trainings leave open of a figure."""
+  half = left_open(found.mean, found.n)
+  return found.open or (found.mean - half, found.mean + half)
+
+
 def _loose(cell: Cell, found: Outcome, width: float) -> bool:
   """Returns whether the interval of an accuracy of several trainings leaves as much open as too few of them do."""
-  return cell.metric in ACCURACIES and bool(found.trainings) and width >= 2 * left_open(found.mean, found.n)
+  if cell.metric not in ACCURACIES or not found.trainings:
+    return False
+  low, high = _of_few(found)
+  return width >= high - low
 
 
 def unmeasured(found: Outcome) -> bool:
@@ -214,10 +223,8 @@ def interval(cell: Cell, found: Outcome, confidence: float = 0.95) -> tuple[floa
     return None
   if unmeasured(found):
     return -math.inf, math.inf
-  few, low, high = single(cell, found), found.low, found.high
-  if few:
-    half = left_open(found.mean, found.n)
-    low, high = found.open or (found.mean - half, found.mean + half)
+  few = single(cell, found)
+  low, high = _of_few(found) if few else (found.low, found.high)
   if low is None or high is None:
     return found.mean, found.mean
   freedom = math.inf if few else (found.trainings or len(found.values) or found.n) - 1
