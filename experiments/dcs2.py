@@ -389,7 +389,7 @@ def _table_7():
   )
 
 
-def _trainings(dataset, defenses, seeds=1):
+def _trainings(dataset, defenses, seeds=3):
   """Returns the trainings of a dataset in which one client defends its samples; `seeds` at the scale mini."""
   cifar10 = dataset == 'cifar10'
   protocol = utility.DCS2_CIFAR10 if cifar10 else utility.DCS2
@@ -457,7 +457,7 @@ ALL_SENSITIVE = (
 )
 
 
-def _accuracies(name, table, shows, figures, choices=(), seeds=1):
+def _accuracies(name, table, shows, figures, choices=(), seeds=3):
   """Returns an experiment on accuracies: column -> (dataset, label -> (defense, (Acc_S, Acc_T)))."""
   runs = {
     dataset: _trainings(dataset, {label: text for label, (text, _) in lines.items()}, seeds)
@@ -556,7 +556,6 @@ def _utility_tables():
       f'{costs_nothing} on the test set, and falls less than under other defenses on these samples.',
       {FOR_TINY: ('cifar10', _lines_of(imprint, ACCURACIES['imprint']))},
       (REPLACED,),
-      seeds=3,
     ),
     _accuracies(
       'dcs2_3_accuracy',
@@ -564,7 +563,6 @@ def _utility_tables():
       'More weight on the label of the concealed sample costs a little accuracy.',
       {FOR_TINY: ('cifar10', _lines_of(mixings, {**ACCURACIES['mixings'], 'none': ACCURACIES['imprint']['none']}))},
       (REPLACED, 'The undefended line is that of table 2.'),
-      seeds=3,
     ),
     _accuracies(
       'dcs2_5_accuracy',
