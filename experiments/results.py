@@ -74,7 +74,7 @@ def store(
     scale, seed: of the run.
     rows: name of a run -> its rows.
     seconds: of all runs.
-    pictures: paths of PNGs; three are stored, spread over all, with 64 colours and a width of at most 720 pixels.
+    pictures: paths of PNGs; three are stored, spread over all, with 256 colours and a width of at most 720 pixels.
   """
   folder, kept, runs = made_folder(os.path.join(folder, scale)), [], experiment.runs
   for path in spread(pictures, PICTURES):
@@ -251,11 +251,11 @@ def _text(stored: Stored) -> str:
 
 
 def _small(path: str) -> bytes:
-  """Returns a PNG with 64 colours and a width of at most `WIDTH`."""
+  """Returns a PNG with 256 colours and a width of at most `WIDTH`."""
   with Image.open(path) as opened:
     picture = opened.convert('RGB')
   if picture.width > WIDTH:
     picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
   png = io.BytesIO()
-  picture.quantize(64).save(png, 'PNG', optimize=True)
+  picture.quantize(256).save(png, 'PNG', optimize=True)
   return png.getvalue()

@@ -9,7 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 import experiments
 import launch
@@ -20,6 +20,7 @@ from experiments.experiment import Experiment, Run
 from experiments.notes import Note
 from gradleak.core import errors, storage
 from gradleak.core.storage import plain
+from gradleak.report import figures, training
 
 ROOT = pathlib.Path(launch.__file__).parent.parent
 RUN = Run('digits', 'mlp', 'csdlg(steps=2)', {'none': 'none', 'GC': 'prune(rate=0.9)'}, 4, mini={'trials': 1})
@@ -61,6 +62,22 @@ def test_figures_are_the_same_from_what_is_stored(stored):
   assert one.versions['jax'] and {'dataset', 'model', 'attack', 'defenses', 'trials'} <= set(one.settings['run'])
   with Image.open(folder / 'mini' / 'toy_1-1.png') as small:
     assert small.width == results.WIDTH and small.mode == 'P'
+
+
+def test_a_stored_picture_keeps_the_colours_of_its_lines(tmp_path):
+  labels = 'none', 'DP', 'GC', 'Prune', 'Soteria', 'ATS'
+  rounds = {
+    label: [{'round': n, 'accuracy': 0.9 - 0.5 / n - 0.01 * i} for n in (1, 2, 4)] for i, label in enumerate(labels)
+  }
+  picture = tmp_path / 'curves.png'
+  picture.write_bytes(training.curves({label: training.Trained(one, None) for label, one in rounds.items()}))
+  found = {'run': rows(39.1), 'other': rows(10.0)}
+  results.store(tmp_path, TOY, 'mini', 3, found, 12.3, [str(picture)])
+  with Image.open(tmp_path / 'mini' / 'toy_1-1.png') as small:
+    kept = np.unique(np.asarray(small.convert('RGB'), int).reshape(-1, 3), axis=0)
+  for label in labels:
+    colour = ImageColor.getrgb(figures.line_style(label, labels)[0])
+    assert np.abs(kept - colour).max(axis=1).min() <= 8, label
 
 
 def test_the_pictures_are_spread_over_the_runs():
